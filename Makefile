@@ -8,7 +8,10 @@ export OMP_WAIT_POLICY := passive
 # Tests that start processes compile the package once, also where this variable is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick fuzz claims check docs records release-check install clean oracles families
+# The browser of the tests of the studio, where it is missing.
+CHROMIUM := tests/studio/install_chromium.sh
+
+.PHONY: studio studio-build demo test quick fuzz fuzz-coverage fuzz-api faults claims check docs records release-check install clean oracles families
 
 install: $(STAMP)
 
@@ -24,7 +27,17 @@ demo: $(STAMP)
 	@echo "The commands above need the environment of this folder: source $(BIN)/activate"
 
 test: $(STAMP)
+	@bash $(CHROMIUM)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The studio on the run of `make demo`.
+studio: $(STAMP)
+	@test -d runs/demo || $(BIN)/transduce demo
+	$(BIN)/transduce studio runs/demo
+
+# The files of the studio for the browser, in src/transduce/studio/static. Users and tests need no node: they are committed.
+studio-build:
+	cd studio && npm ci --no-audit --no-fund && npm run build
 
 # Unit tests and the laws on a thinned registry: the loop of a contributor, under two minutes on two cores.
 quick: $(STAMP)
@@ -36,6 +49,30 @@ fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 FUZZ_FACTOR=$(FUZZ_FACTOR) FUZZ_RECORD=benchmarks/results/reliability \
 		$(BIN)/python -m pytest tests/fuzz -k 'not harness'
 	$(BIN)/python docs/generate.py
+
+# The parsers under atheris, which searches for inputs that reach new lines: about an hour on one core.
+FUZZ_RUNS ?= 10000
+fuzz-coverage: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/cpu.txt -e '.[fuzz]'
+	OMP_NUM_THREADS=1 FUZZ_RECORD=benchmarks/results/reliability \
+		$(BIN)/python tests/fuzz/coverage_guided.py --runs $(FUZZ_RUNS)
+	$(BIN)/python docs/generate.py
+
+# Injected faults, 100 SIGKILLs of training among them, on one core: about fifteen minutes. The records are what
+# docs/reliability.md states.
+FAULT_FACTOR ?= 12.5
+FAULT_TESTS := tests/training/test_faults.py tests/training/test_lock.py tests/training/test_provenance.py \
+	tests/data/test_corpus_pipeline.py tests/data/readers/test_remote.py tests/cli/test_bulk_generate.py tests/cli/test_ray.py
+faults: $(STAMP)
+	OMP_NUM_THREADS=1 FAULT_FACTOR=$(FAULT_FACTOR) FAULT_RECORD=benchmarks/results/faults \
+		$(BIN)/python -m pytest $(FAULT_TESTS)
+	$(BIN)/python docs/generate.py
+
+# At least 5,000 requests that schemathesis draws from the description of the server, on one core: some routes have fewer
+# different ones than their share.
+fuzz-api: $(STAMP)
+	OMP_NUM_THREADS=1 API_FUZZ_CASES=6000 API_FUZZ_RECORD=benchmarks/results/api-fuzz.json \
+		$(BIN)/python -m pytest tests/serving/protocols/test_api_schema.py
 
 # The claims of docs/claims/, measured again with short trainings.
 claims: $(STAMP)

@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # Files that are no Python: without them the installed package draws no pages and compiles no kernels.
 NEEDED = (
     "transduce/py.typed",
-    "transduce/explain/page_template.html",
-    "transduce/explain/page_script.js",
-    "transduce/explain/page_style.css",
+    "transduce/studio/static/index.html",
+    "transduce/studio/static/studio.js",
+    "transduce/studio/static/studio.css",
     "transduce/kernels/native/kernels.c",
     "transduce/kernels/native/simd.h",
 )

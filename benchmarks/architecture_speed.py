@@ -16,13 +16,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from transduce.build import build_model, complete_recipe, count_parameters
 from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe, count_parameters
 from transduce.training.distributed import pick_device
 
 GRU = {"kind": "recurrent", "cell": "gru"}

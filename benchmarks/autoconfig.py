@@ -137,10 +137,21 @@ def _hard(layers: int, dropout: float, **options: Any) -> dict[str, Any]:
     return {"encoder": encoder, "decoder": {"kind": "hard_attention", "layers": 1, **part, **options}}
 
 
-def _edit(layers: int, dropout: float, *, copies: bool = False) -> dict[str, Any]:
-    part = {"width": 256, "cell": "lstm", "dropout": dropout}
+def _edit(layers: int, dropout: float, *, copies: bool = False, width: int = 256) -> dict[str, Any]:
+    part = {"width": width, "cell": "lstm", "dropout": dropout}
     encoder = {"kind": "recurrent", "layers": layers, **part}
     return {"encoder": encoder, "decoder": {"kind": "edit_transducer", "copy_action": copies, **part}}
+
+
+def _conditioned(width: int, dropout: float) -> dict[str, Any]:
+    """An edit transducer whose decoder reads the features at every step; features are never dropped."""
+    part = {"width": width, "cell": "lstm", "dropout": dropout}
+    parts = {
+        "lemma": {"kind": "recurrent", **part},
+        "features": {"kind": "identity", "width": width, "dropout": 0.0},
+    }
+    encoder = {"kind": "multi_source", "width": width, "parts": parts}
+    return {"encoder": encoder, "decoder": {"kind": "edit_transducer", "condition_input": True, **part}}
 
 
 def _copying(model: dict[str, Any]) -> dict[str, Any]:
@@ -151,6 +162,8 @@ def _copying(model: dict[str, Any]) -> dict[str, Any]:
 PLAIN = {"objective": {"kind": "cross_entropy", "label_smoothing": 0.0}}
 PRONUNCIATION = ("g2p low", "g2p medium")
 INFLECTIONS = ("inflect low", "inflect medium", "inflect high")
+# A validation of 1,000 forms takes a CPU as long as a hundred updates of so small a network.
+SHORT = _schedule(2e-3, 1024, validate_every=400, checkpoint_every=400, **PLAIN)
 CHARACTER_VARIANTS = (
     Variant("chosen"),
     Variant("chosen, without augmentation", settings=("data.augmentation=null",), groups=INFLECTIONS[:2]),
@@ -160,6 +173,34 @@ CHARACTER_VARIANTS = (
     Variant("hard, order 0", _hard(2, 0.4, order=0), _schedule(1e-3, 2048), groups=PRONUNCIATION),
     Variant("edit transducer", _edit(2, 0.4), _schedule(1e-3, 1024, **PLAIN), groups=PRONUNCIATION),
     Variant("edit transducer, copying", _edit(1, 0.4, copies=True), _schedule(1e-3, 1024, **PLAIN), groups=INFLECTIONS),
+    Variant(
+        "edit transducer 96, copying",
+        _edit(1, 0.4, copies=True, width=96),
+        SHORT,
+        ("data.augmentation.keep_vowels=false",),
+        groups=INFLECTIONS[:1],
+    ),
+    Variant(
+        "conditioned",
+        _conditioned(96, 0.4),
+        SHORT,
+        ("data.augmentation.keep_vowels=false",),
+        groups=INFLECTIONS[:1],
+    ),
+    Variant(
+        "conditioned, without augmentation",
+        _conditioned(96, 0.4),
+        SHORT,
+        ("data.augmentation=null",),
+        groups=INFLECTIONS[:1],
+    ),
+    Variant(
+        "conditioned, vowels kept",
+        _conditioned(96, 0.4),
+        SHORT,
+        ("data.augmentation.keep_vowels=true",),
+        groups=INFLECTIONS[:1],
+    ),
     Variant("lstm 256 x 2", _recurrent("lstm", 256, 2, 0.4), _schedule(1e-3, 2048), groups=PRONUNCIATION),
     Variant(
         "lstm 256 x 2, not smoothed",

@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from transduce.build import build_model, complete_recipe
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.model import Transducer
 from transduce.objectives import CrossEntropy, Objective, ScheduledSampling
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 FIRST, DIGITS = 4, 10  # digit d is token FIRST + d
 RECURRENT = {"kind": "recurrent", "cell": "gru", "width": 64, "dropout": 0.1}

@@ -53,6 +53,7 @@ class Made:
     generate_inputs: dict[str, Any]
     languages: Languages | None = None
     given: int = 1  # tokens before what is counted
+    text: int = 0  # tokens of the given text, which outputs begin with and lengths do not count
 
 
 def write_tokenizer(folder: Path, size: Size, special: list[str], frame: str) -> Any:
@@ -102,6 +103,18 @@ def make_t5(folder: Path, size: Size) -> Made:
     ))  # fmt: skip
     made.save_pretrained(folder)
     return Made(made, *_texts(write_tokenizer(folder, size, ENDS, "$A </s>"), size))
+
+
+def make_gpt2(folder: Path, size: Size) -> Made:
+    """Outputs begin with the given text."""
+    made = library.GPT2LMHeadModel(library.GPT2Config(
+        vocab_size=size.words, n_embd=size.width, n_layer=size.layers, n_head=size.heads, n_inner=size.ff_width,
+        n_positions=128, pad_token_id=0, bos_token_id=1, eos_token_id=1,
+    ))  # fmt: skip
+    made.save_pretrained(folder)
+    texts, inputs = _texts(write_tokenizer(folder, size, ENDS, "$A"), size)
+    first = torch.cat((torch.ones(ROWS, 1, dtype=torch.long), inputs["input_ids"]), 1)  # the start token
+    return Made(made, texts, {"input_ids": first, "attention_mask": torch.ones_like(first)}, text=SOURCE)
 
 
 def make_whisper(folder: Path, size: Size) -> Made:
@@ -163,6 +176,7 @@ FAMILIES: dict[str, Callable[[Path, Size], Made]] = {
     "marian": make_bart("marian"),
     "bart": make_bart("bart"),
     "t5": make_t5,
+    "gpt2": make_gpt2,
     "whisper": make_whisper,
     "trocr": make_trocr,
 }
@@ -175,7 +189,7 @@ def implementations(made: Made, own: dict[str, Any], beam: int, length: int) -> 
     def ours(model: Any) -> Callable[[], int]:
         def run() -> int:
             found = model.generate(made.sources, min_length=length + more, max_length=length + more, **search)
-            assert all(len(one.tokens) == length + more for one in found)
+            assert all(len(one.tokens) == made.text + length + more for one in found)
             return ROWS * length
 
         return run
@@ -204,7 +218,9 @@ def run(sizes: list[str], families: list[str], length: int, repeats: int, clock:
                 convert(folder, Path(folder) / "run", made.languages)
                 kinds: tuple[Any, ...] = ("fp32", "int8")
                 own = {kind: transduce.load(Path(folder) / "run", device="cpu", precision=kind) for kind in kinds}
-                own["default"] = plain = transduce.load(Path(folder) / "run", device="cpu")
+                # The folder itself, where it needs no language.
+                plain = transduce.load(folder if made.languages is None else Path(folder) / "run", device="cpu")
+                own["default"] = plain
                 own["modules"] = transduce.Model(plain.network, plain.source, plain.target, plain.recipe)
                 for beam in (1, 4):
                     told = f"{family} {size} beam {beam}"

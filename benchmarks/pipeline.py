@@ -106,10 +106,10 @@ def search_lines(lines: int) -> list[Stage]:
     """Search and recomputation of attention, with a network so small that the bookkeeping dominates."""
     import torch
 
-    from transduce.build import build_model, complete_recipe
     from transduce.data.tokenizers.tokenizer import Tokenizer
     from transduce.inference import Model
     from transduce.recipe import parse
+    from transduce.recipe.build import build_model, complete_recipe
 
     chance, stages = random.Random(2), list[Stage]()
     tokenizer = Tokenizer.train(["abcdefghijklmnopqrstuvwxyz"], "chars", 100)

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from benchmarks.harness import OURS, Implementation, Measurement, measure
 from benchmarks.marian import Size
 from benchmarks.train import TrainingCase, batch_of, lazily, own, peer
-from transduce.build import build_model, complete_recipe
 from transduce.flow import Batch
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 SIZES = {
     "test": Size(16, 2, 1, 16, 50),

@@ -21,13 +21,13 @@ from rich.table import Table
 
 from benchmarks.harness import machine
 from benchmarks.pipeline import Stage, measure_lines, measure_search
-from transduce.build import build_model, complete_recipe
 from transduce.decoding.logits_processors import MinLength
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 MODELS: dict[str, dict[str, Any]] = {
     "Transformer": {"kind": "transformer", "heads": 4},

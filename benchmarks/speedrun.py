@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.harness import machine
 from transduce.autoconfig import recipe_for
-from transduce.cli.demo import find_task, write_pairs
+from transduce.cli.train import find_task, write_pairs
 from transduce.recipe import Recipe, override, parse
 from transduce.training import experiment, trainer
 from transduce.training.distributed import pick_device
@@ -84,10 +84,11 @@ def shakespeare(data: Path, folder: Path, settings: list[str]) -> Prepared:
     cut = len(text) * 9 // 10
     for name, part in (("train", text[:cut]), ("dev", text[cut:])):
         (folder / f"{name}.txt").write_text(part, encoding="utf-8")
-    recipe = str(RECIPES / "shakespeare" / "transformer.yaml")
+    recipe = RECIPES / "shakespeare" / "transformer.yaml"
     files = [f"data.train={folder / 'train.txt'}", f"data.dev={folder / 'dev.txt'}"]
     settings = ["training.precision=auto", *settings]
-    return recipe_for(recipe, [*files, *settings]), " ".join([f"transduce train {recipe}", *settings])
+    shown = recipe.relative_to(RECIPES.parent)
+    return recipe_for(str(recipe), [*files, *settings]), " ".join([f"transduce train {shown}", *files, *settings])
 
 
 RUNS: dict[str, tuple[Callable[[Path, Path, list[str]], Prepared], Goal]] = {
@@ -187,6 +188,7 @@ def run(name: str, data: Path, settings: list[str], tiny: bool) -> Record:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as timers:
         with watch.part("choosing the recipe"):
             recipe, command = prepare(data, Path(folder), [*(TINY if tiny else ()), *settings])
+            command = command.replace(f"{folder}/", "").replace(f"{data}/", "")
         for owner, attribute, part in PARTS:
             timers.enter_context(watch.timing(owner, attribute, part))
         with watch.part("other"):

@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from benchmarks.harness import OURS, Implementation, Measurement, measure
 from benchmarks.marian import PLACES, SIZES, Size, ours, theirs
 from transduce.attention.positions import max_positions
-from transduce.data.batching import collate
-from transduce.data.epoch_plan import EpochPlan, Packing, packed_lengths
-from transduce.data.rng import RandomPermutation, SeededRandom
+from transduce.data.batching import EpochPlan, Packing, collate, packed_lengths
+from transduce.data.row_selection import RandomPermutation, SeededRandom
 from transduce.flow import BOS, EOS, PAD, Batch, Padded
 from transduce.kernels.cuda_graph import pad_to_bucket
 from transduce.objectives import CrossEntropy
@@ -175,7 +174,7 @@ def own(model: nn.Module, case: TrainingCase, **options: Any) -> Step:
     update = Update(model, build_optimiser(settings.optimiser, model), objective, settings, Processes(), case.device)
     budget = max(batch.slots for batch in batches)
 
-    def shaped(batch: Batch) -> Batch:  # as in training/feed.py
+    def shaped(batch: Batch) -> Batch:  # as in training/update.py
         return (
             pad_to_bucket(batch, budget, max_positions(model))
             if update.uses_cuda_graphs and batch.packed_labels is None

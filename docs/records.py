@@ -1,8 +1,8 @@
 """Records of the numbers in the documentation: the command that makes each, its scores, and what has changed since.
 
 A number on a page is followed by its place in a record: `96.4<!-- gru.exact -->`. The record `gru` is that of the
-command on a page that writes `runs/gru`, or `gru.json`. `docs/generate.py` writes the numbers of the records into the
-pages.
+command on a page that writes `runs/gru`, or `gru.json`. `97.3<!-- scoreboard/fsdd.accuracy -->` is the mean of a row of
+the scoreboard. `docs/generate.py` writes the numbers of the records into the pages.
 
     python docs/records.py            runs all recorded commands again, and reports what has changed
     python docs/records.py gru lstm   the same for some of them
@@ -27,10 +27,12 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 RECORDS = FOLDER / "records"
+SCOREBOARD = FOLDER.parent / "scoreboard"  # the records of `transduce reproduce`
 SHARED = ("docs", "recipes")  # what commands name relative to the repository
 # A dash stands for a number whose command has not been run yet.
-MARK = re.compile(r"(?P<shown>[\d.,]*\d|–)<!-- (?P<name>[a-z][\w-]*)\.(?P<key>[a-z_][\w@]*(?:\.(?:low|high))?) -->")
-DECIMALS = {"parameters": 0, "seconds": 0, "updates": 0, "leaked_pairs": 0, "perplexity": 2}
+NAME = r"(?P<name>(?:scoreboard/)?[a-z][\w-]*)"
+MARK = re.compile(rf"(?P<shown>[\d.,]*\d|–)<!-- {NAME}\.(?P<key>[a-z_][\w@]*(?:\.(?:low|high))?) -->")
+DECIMALS = {"parameters": 0, "seconds": 0, "updates": 0, "seeds": 0, "leaked_pairs": 0, "perplexity": 2, "per": 2}
 WRITES = re.compile(r"(?:--run runs/|--json )(?P<name>[a-z][\w-]*)(?:\.json)?(?:\s|$)")
 PREPARES = ("transduce data ", "transduce demo --task dates --write", "transduce encode-images ", "head ", "mkdir ")
 
@@ -81,7 +83,7 @@ def named() -> dict[str, Command]:
 
 
 def marks() -> dict[str, set[str]]:
-    """The names of the records that pages state numbers of, with the keys."""
+    """The names of the records that pages state numbers of, with the keys; those of the scoreboard have a prefix."""
     found: dict[str, set[str]] = {}
     for path in sorted(FOLDER.rglob("*.md")):
         for mark in MARK.finditer(path.read_text(encoding="utf-8")):
@@ -90,8 +92,27 @@ def marks() -> dict[str, set[str]]:
 
 
 def read_record(name: str) -> dict[str, Any] | None:
-    path = RECORDS / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    room, _, row = name.rpartition("/")
+    path = (SCOREBOARD if room else RECORDS) / f"{row}.json"
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return _row_record(content) if room else content
+
+
+def _row_record(content: dict[str, Any]) -> dict[str, Any]:
+    """A record of the scoreboard in the form of those of the pages: means over the seeds, intervals of a single one."""
+    results = [result for parts in content["seeds"].values() for result in parts.values()]
+    scores = {name: {"value": score["mean"]} for name, score in content["scores"].items()}
+    if len(results) == 1:
+        scores = results[0]["scores"]
+    first = results[0]
+    return {
+        "scores": scores,
+        "seeds": len(content["seeds"]),
+        "parameters": first["parameters"],
+        "updates": max(first["updates"]),
+    }
 
 
 def number(record: dict[str, Any], key: str) -> float:

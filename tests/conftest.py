@@ -11,7 +11,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 
 # Folders whose tests train and load whole models: they are part of every complete run, not of --quick.
-END_TO_END = {"benchmarks", "cli", "fuzz", "inference", "interop", "learning", "modalities", "synthetic", "transfer"}
+END_TO_END = {
+    "benchmarks",
+    "cli",
+    "fuzz",
+    "inference",
+    "interop",
+    "learning",
+    "modalities",
+    "studio",
+    "synthetic",
+    "transfer",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

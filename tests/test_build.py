@@ -10,9 +10,9 @@ import pytest
 from run_fixtures import RECURRENT, Command, settings
 
 import transduce
-from transduce import build, contracts
+from transduce import contracts
 from transduce.errors import InputError
-from transduce.recipe import dump, parse, registry
+from transduce.recipe import build, dump, parse, registry
 from transduce.run import Run
 
 OWN = '''
@@ -207,8 +207,8 @@ def test_a_recipe_is_checked_without_torchs_compiler() -> None:
     code = """
 import sys
 from transduce.attention.positions import POSITIONS
-from transduce.build import complete_recipe
-from transduce.build import meta_device
+from transduce.recipe.build import complete_recipe
+from transduce.recipe.build import meta_device
 from transduce.modalities import FRONT_ENDS
 from transduce.recipe import parse
 for position in POSITIONS:

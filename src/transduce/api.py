@@ -14,7 +14,6 @@ import numpy as np
 
 from transduce import autoconfig
 from transduce.autoconfig import Plan
-from transduce.build import build_model
 from transduce.data.batching import DataPosition
 from transduce.data.prepare import PreparedData, prepare_data, train_tokenizers
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -26,6 +25,7 @@ from transduce.inference import Model, load
 from transduce.inference.generation import check_pairs, check_texts
 from transduce.model import Transducer
 from transduce.recipe import Recipe, override, parse
+from transduce.recipe.build import build_model
 from transduce.run import Run, new_run
 from transduce.storage import make_folder, replace_file
 from transduce.training import experiment

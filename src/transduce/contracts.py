@@ -9,8 +9,8 @@
     interop     Family
 
 Constructors follow one rule, which lets a recipe reach every part without a settings class: positional parameters
-are finished parts and sizes that `build.py` supplies; keyword-only parameters are the options a user may write in
-a recipe, with their types, ranges and defaults stated once, in the signature. docs/extending.md has an example of each.
+are finished parts and sizes that `recipe/build.py` supplies; keyword-only parameters are the options a user may write
+in a recipe, with their types, ranges and defaults stated once, in the signature. docs/extending.md has examples.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from transduce.errors import InputError
 from transduce.flow import Batch, CacheSlots, Example, Memory, PackedLayout, Padded, State, Step, Tree
 
 if TYPE_CHECKING:
+    from transduce.data.tokenizers.tokenizer import Tokenizer
     from transduce.interop.huggingface.family import Config, WeightMap
     from transduce.interop.huggingface.languages import Languages
-    from transduce.recipe import Recipe
+    from transduce.interop.huggingface.weights import ExportRows
+    from transduce.recipe import GenerationRecipe, Recipe
 
 Count = Annotated[int, Gt(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
@@ -86,7 +88,7 @@ class Modality(ABC):
 
 
 class FrontEnd(nn.Module, ABC):
-    """Maps the rows of a modality to vectors. Built as `FrontEnd(width)`; build.py supplies the option `shape`."""
+    """Maps the rows of a modality to vectors. Built as `FrontEnd(width)`; `recipe/build.py` supplies `shape`."""
 
     width: int  # D
     leading: int = 0  # rows before those of the grid, such as <cls>
@@ -308,6 +310,9 @@ class SequenceContext:
     slots: CacheSlots | None = None  # of a preallocated cache, which new rows are written into
     source: Tensor | None = None  # B 1 1 S: the memory mask as a bias, 0 or -inf
     global_mask: Tensor | None = None  # as `mask`, of layers without the window that others have
+    # Keys and values B G P K of rows before the sequence, one row per source. `mask` has columns for them first; with
+    # `slots` it is theirs alone.
+    prefix: tuple[Tensor, Tensor] | None = None
 
 
 class TokenMixer(nn.Module, ABC):
@@ -651,6 +656,13 @@ class Family:
     # Exported weights that the library has a second time, under another name.
     copied_weights: Callable[[dict[str, Tensor]], dict[str, Tensor]] = field(default=lambda weights: {})
     extra_files: Callable[[Recipe], JSON] = field(default=lambda recipe: {})  # JSON files by name
+    nest: Callable[[JSON], JSON] = field(default=lambda config: config)  # inverse of `flatten`
+    # The weights with values that the architecture can hold, where others change no output.
+    simplify: Callable[[dict[str, Tensor]], dict[str, Tensor]] = field(default=lambda weights: weights)
+    # Values of generation_config.json that describe the prompt; None: a key is left out.
+    write_prompt: Callable[[GenerationRecipe, ExportRows, Tokenizer], JSON] = field(
+        default=lambda settings, rows, tokenizer: {}
+    )
 
     @property
     def shape(self) -> str:

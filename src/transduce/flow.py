@@ -196,8 +196,8 @@ class Memory:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean of the unpadded rows: B S D -> B D."""
-    return (values * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    """The mean of the unpadded rows, 0 where there is none: B S D -> B D."""
+    return (values * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
 Tree = Any  # a tensor, or tuples and dicts of trees; each decoder defines its own

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from transduce.contracts import Decoder, Encoder, Head
-from transduce.decoding.ctc_prefix import advance_paths, begin_paths, read_paths
+from transduce.decoders.ctc import advance_paths, begin_paths, read_paths
 from transduce.errors import InputError
 from transduce.flow import EOS, SPECIALS, Attention, Batch, Memory, Padded, State, Step, TopK, TopKRequest
 from transduce.heads import pool
@@ -203,7 +203,7 @@ class EncoderOnly(Transducer):
 class CTCModel(Transducer):
     """CTC: p(y | x) is the sum over all alignment paths that collapse to y (Graves 2006)
 
-    Generated token by token, each given the previous ones (decoding/ctc_prefix.py), so search and scores are those of
+    Generated token by token, each given the previous ones (decoders/ctc.py), so search and scores are those of
     every model, and exact. A batch without a target gives the state alone, which suffices for the sum over paths.
     """
 

@@ -194,6 +194,18 @@ class Run:
             raise InputError("expected a JSON object", where=str(self.metrics_file), remedy=remedy)
         return content
 
+    @property
+    def in_training(self) -> bool:
+        """Whether a process that is alive holds the lock of this run."""
+        try:
+            with (self.folder / LOCK_FILE).open("rb") as lock:
+                holder, silence = _read(lock.fileno()), time.time() - os.fstat(lock.fileno()).st_mtime
+        except OSError:
+            return False
+        if holder.get("host") != socket.gethostname():
+            return silence < SILENCE
+        return isinstance(holder.get("pid"), int) and is_alive(holder["pid"])
+
     def save_metrics(self, content: dict[str, Any]) -> None:
         replace_file(self.metrics_file, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 

@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from transduce import build
-from transduce.autoconfig import recipe_for
-from transduce.autoconfig.inflection import inflection_table
-from transduce.autoconfig.select import plan_for
+from transduce.autoconfig import plan_for, recipe_for
+from transduce.autoconfig.tasks import inflection_table
 from transduce.data.prepare import prepare_data, train_tokenizers
 from transduce.data.readers.corpus import read_corpus
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import EOS, UNK
-from transduce.recipe import Corpus
+from transduce.recipe import Corpus, build
 
 LINES = [("ház", "házban", "N;IN+ESS;SG"), ("kap", "kaptok", "V;IND;PRS;INDF;2;PL"), ("fa", "fák", "N;NOM;PL")]
 FORM_SECOND, FORM_THIRD = (0, 1, 2), (0, 2, 1)
@@ -111,10 +109,17 @@ def test_columns_of_a_tsv_are_named_by_number(tmp_path: Path) -> None:
 def test_small_tables_get_artificial_examples(tmp_path: Path) -> None:
     table = written(tmp_path / "table.tsv", FORM_SECOND)
     small = plan_for(table)
-    assert small.recipe.data.augmentation == {"kind": "hallucination", "examples": 10_000}
-    assert "not measured" in small.reasons["data.augmentation"]
+    assert small.recipe.data.augmentation == {"kind": "hallucination", "examples": 10_000, "keep_vowels": True}
+    assert "inflect low, conditioned, vowels kept" in small.reasons["data.augmentation"]
+    decoder, encoder = small.recipe.model.decoder or {}, small.recipe.model.encoder or {}
+    assert decoder["condition_input"]
+    assert encoder["parts"]["features"]["dropout"] == 0
+    medium = plan_for(written(tmp_path / "medium.tsv", FORM_SECOND, LINES * 5))
+    assert medium.recipe.data.augmentation == {"kind": "hallucination", "examples": 10_000}
+    assert "not measured" in medium.reasons["data.augmentation"]
+    assert "condition_input" not in (medium.recipe.model.decoder or {})
     fewer = plan_for(table, ["data.augmentation.examples=50"])
-    assert fewer.recipe.data.augmentation == {"kind": "hallucination", "examples": 50}
+    assert fewer.recipe.data.augmentation == {"kind": "hallucination", "examples": 50, "keep_vowels": True}
     none = plan_for(table, ["data.augmentation=null"])
     assert none.recipe.data.augmentation is None
     assert "data.augmentation" not in {*none.reasons, *fewer.reasons}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_fixtures import Command
 
-from transduce.autoconfig.inspection import inspect
+from transduce.autoconfig.statistics import inspect
 from transduce.recipe import parse
 
 CLEAN = [f"Satz Nummer {number} ist hier\tsentence number {number} is here" for number in range(60)]

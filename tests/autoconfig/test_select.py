@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from transduce import build
-from transduce.autoconfig import choose, continued_recipe, plan_for, recipe_for
-from transduce.autoconfig.select import GIVEN
+from transduce.autoconfig import GIVEN, choose, continued_recipe, plan_for, recipe_for
 from transduce.autoconfig.sizes import (
     CPU_MINUTES,
     GRID,
@@ -30,7 +28,7 @@ from transduce.autoconfig.sizes import (
     candidates_for,
 )
 from transduce.errors import InputError
-from transduce.recipe import Recipe, TrainingRecipe, parse
+from transduce.recipe import Recipe, TrainingRecipe, build, parse
 from transduce.run import Run
 from transduce.training.resolve import resolve, resumed_recipe
 
@@ -240,7 +238,7 @@ def test_a_run_that_began_on_another_device_continues_with_its_own_recipe(
     pairs, run = tmp_path / "pairs.tsv", Run(tmp_path / "run")
     pairs.write_text("".join(f"a b {number}\tA B {number}\n" for number in range(300)))
     with monkeypatch.context() as patched:
-        patched.setattr("transduce.autoconfig.select.pick_device", lambda _: torch.device("cuda"))
+        patched.setattr("transduce.autoconfig.pick_device", lambda _: torch.device("cuda"))
         begun = resolve(recipe_for(str(pairs)))
     run.save_recipe(begun)
     with pytest.raises(InputError, match="the recipe has changed"):

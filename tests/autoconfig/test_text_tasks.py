@@ -7,12 +7,12 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from transduce import build
 from transduce.autoconfig import recipe_for
 from transduce.autoconfig.tasks import TASKS
 from transduce.cli import app
 from transduce.cli.train import train
 from transduce.errors import InputError
+from transduce.recipe import build
 from transduce.synthetic import SYNTHETIC, generate
 
 COPIED = ("summarise", "answer", "converse", "describe")

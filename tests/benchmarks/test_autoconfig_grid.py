@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import autoconfig
-from transduce.build import complete_recipe
+from transduce.recipe.build import complete_recipe
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from transduce.attention.positions import POSITIONS
-from transduce.claims import causality, complexity, gradient, order
-from transduce.claims.claim import Budget, fitted_exponent, power_law, random_batch, untrained
 from transduce.decoders import DECODERS
+from transduce.evaluation.claims import complexity, self_attention, training
+from transduce.evaluation.claims.claim import Budget, fitted_exponent, power_law, random_batch, untrained
 from transduce.objectives import CrossEntropy
 from transduce.objectives.language_modelling import TruncatedBPTT
 
@@ -19,28 +19,31 @@ def test_an_exponent_is_recovered_from_a_power_law() -> None:
 
 @pytest.mark.parametrize("position", POSITIONS)
 def test_a_shuffled_source_gives_a_shuffled_memory_without_positions_only(position: str) -> None:
-    error = order.shuffle_error(position, 3)
-    assert error <= order.EXACT if position == "none" else error > 1e-3
+    error = self_attention.shuffle_error(position, 3)
+    assert error <= self_attention.EXACT if position == "none" else error > 1e-3
 
 
 def test_relevance_is_symmetric_without_separate_projections_only() -> None:
-    assert order.asymmetry(order.relevance("none", 2)) == 0
-    assert order.asymmetry(order.relevance("all", 2, tied=True)) <= order.EXACT
-    assert order.asymmetry(order.relevance("all", 2)) > 0.5
+    assert self_attention.asymmetry(self_attention.relevance("none", 2)) == 0
+    assert self_attention.asymmetry(self_attention.relevance("all", 2, tied=True)) <= self_attention.EXACT
+    assert self_attention.asymmetry(self_attention.relevance("all", 2)) > 0.5
 
 
 def test_order_and_asymmetry_hold(tmp_path) -> None:
-    for measured in (order.measure_order(Budget(tmp_path)), order.measure_asymmetry(Budget(tmp_path))):
+    for measured in (
+        self_attention.measure_order(Budget(tmp_path)),
+        self_attention.measure_asymmetry(Budget(tmp_path)),
+    ):
         assert measured.holds
         assert measured.checks
 
 
-@pytest.mark.parametrize("name", causality.models())
+@pytest.mark.parametrize("name", self_attention.models())
 def test_only_without_the_mask_an_emitted_output_changes(name: str) -> None:
-    model = untrained(causality.models()[name], 1).double()
-    changes = causality.changes(model, random_batch(2, 6, 6, 1))
+    model = untrained(self_attention.models()[name], 1).double()
+    changes = self_attention.changes(model, random_batch(2, 6, 6, 1))
     assert len(changes) == 6
-    assert max(changes) <= causality.EXACT if name in DECODERS else min(changes) > 1e-4
+    assert max(changes) <= self_attention.EXACT if name in DECODERS else min(changes) > 1e-4
 
 
 @pytest.mark.parametrize("name", complexity.KINDS)
@@ -70,10 +73,10 @@ def test_path_lengths(name: str, expected: int) -> None:
 
 
 def test_the_gradient_vanishes_in_a_plain_recurrent_network_and_not_in_a_transformer() -> None:
-    batch = random_batch(4, gradient.LENGTH, 1, 5)
+    batch = random_batch(4, training.LENGTH, 1, 5)
     far = {
-        name: gradient.by_distance(gradient.source_gradients(untrained(spec, 5), batch))[gradient.FAR - 1]
-        for name, spec in gradient.models().items()
+        name: training.by_distance(training.source_gradients(untrained(spec, 5), batch))[training.FAR - 1]
+        for name, spec in training.models().items()
     }
     assert far["plain RNN"] < 1e-6 * far["Transformer"]
     assert far["LSTM"] < 0.01 * far["Transformer"]
@@ -81,9 +84,9 @@ def test_the_gradient_vanishes_in_a_plain_recurrent_network_and_not_in_a_transfo
 
 
 def test_truncated_back_propagation_cuts_the_gradient_exactly() -> None:
-    whole = gradient.truncated_gradients(CrossEntropy(), 2)
-    cut = gradient.truncated_gradients(TruncatedBPTT(window=gradient.WINDOW), 2)
-    begin = gradient.LENGTH // gradient.WINDOW * gradient.WINDOW
+    whole = training.truncated_gradients(CrossEntropy(), 2)
+    cut = training.truncated_gradients(TruncatedBPTT(window=training.WINDOW), 2)
+    begin = training.LENGTH // training.WINDOW * training.WINDOW
     assert (whole > 0).all()
     assert (cut[:begin] == 0).all()
     assert (cut[begin:] > 0).all()

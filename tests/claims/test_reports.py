@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from transduce.claims import CLAIMS
-from transduce.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
-from transduce.claims.report import ClaimRecord, cell, html_page, markdown, measure, read_record
+from transduce.evaluation.claims import CLAIMS
+from transduce.evaluation.claims.claim import Budget, Check, Claim, ClaimTable, Measurement, Panel, Series
+from transduce.evaluation.claims.report import ClaimRecord, cell, html_page, markdown, measure, read_record
 
 RECORDS = Path(__file__).parents[2] / "benchmarks" / "results" / "claims"
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.claims import bottleneck, context, context_vector, exposure_bias, heads, scaling
-from transduce.claims import context as pronouns
-from transduce.claims.claim import (
+from transduce.evaluation.claims import bottleneck, context, self_attention, training
+from transduce.evaluation.claims.claim import (
     ATTENTION,
     LAYERS,
     ONE_VECTOR,
@@ -35,23 +34,23 @@ from transduce.inference import Model
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """A Transformer of two layers on sentences with pronouns, after two updates."""
     budget = Budget(tmp_path_factory.mktemp("claims"))
-    pairs = budget.write_pairs("pairs", pronouns.pronoun_examples(300, 1, held_out=False))
+    pairs = budget.write_pairs("pairs", context.pronoun_examples(300, 1, held_out=False))
     data = {"train": pairs, "dev": pairs, "cache": str(budget.folder / "cache")}
     return budget.train("tiny", recipe(data, {"encoder": LAYERS, "decoder": {**LAYERS, "layers": 1}}, 2))
 
 
 def test_the_last_word_decides_what_a_pronoun_refers_to() -> None:
-    sentence = pronouns.PronounSentence("dog", "street", "tired")
+    sentence = context.PronounSentence("dog", "street", "tired")
     assert sentence.text == "the dog did not cross the street because it was too tired"
     assert sentence.referent == "dog"
     assert replace(sentence, word="wide").referent == "street"
-    train, test = ({one.source for one in pronouns.pronoun_examples(500, 1, held_out=held)} for held in (False, True))
+    train, test = ({one.source for one in context.pronoun_examples(500, 1, held_out=held)} for held in (False, True))
     assert not train & test
 
 
 @pytest.mark.slow
 def test_a_word_is_one_vector_before_the_first_layer_and_several_after_it(model: Model) -> None:
-    texts = [pronouns.PronounSentence("dog", "street", word).text for word in ("tired", "hungry", "wide")]
+    texts = [context.PronounSentence("dog", "street", word).text for word in ("tired", "hungry", "wide")]
     states = context.pronoun_states(model, texts)
     assert len(states) == 3
     assert torch.allclose(states[0][0], states[0][2], atol=1e-6)
@@ -63,10 +62,10 @@ def test_a_word_is_one_vector_before_the_first_layer_and_several_after_it(model:
 
 @pytest.mark.slow
 def test_a_pruned_head_changes_the_output_and_comes_back(model: Model) -> None:
-    chosen = list(islice(pronouns.pronoun_sentences(3, held_out=True), 20))
+    chosen = list(islice(context.pronoun_sentences(3, held_out=True), 20))
     batch = encode_pairs(model, [Example(one.text, one.referent) for one in chosen])
     before = {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
-    costs = heads.pruning_costs(model, batch)
+    costs = self_attention.pruning_costs(model, batch)
     assert len(costs) == 2 * 4 + 4 + 4
     assert all(cost != 0 for name, (cost, _) in costs.items() if name.startswith(("encoder", "decoder 0 cross")))
     after = model.network.state_dict()
@@ -74,14 +73,14 @@ def test_a_pruned_head_changes_the_output_and_comes_back(model: Model) -> None:
 
 
 def test_patterns_of_a_uniform_head_are_those_of_the_baseline() -> None:
-    sentence = pronouns.PronounSentence("dog", "street", "tired")
+    sentence = context.PronounSentence("dog", "street", "tired")
     words = [*sentence.text.split(), "</s>"]
     size, rare = len(words), {"dog", "tired"}
     weights = np.full((1, 1, size, size), 1 / size)
-    found, base = heads.patterns(weights, words, sentence, rare), heads.uniform(words, rare)
+    found, base = self_attention.patterns(weights, words, sentence, rare), self_attention.uniform(words, rare)
     assert {name: float(values[0, 0]) for name, values in found.items()} == pytest.approx(base)
     weights[:] = np.eye(size)
-    found = heads.patterns(weights, words, sentence, rare)
+    found = self_attention.patterns(weights, words, sentence, rare)
     assert found["itself"] == 1
     assert found["previous word"] == found["it to its noun"] == 0
 
@@ -94,11 +93,11 @@ def test_the_nearest_neighbour_is_the_paraphrase_where_vectors_are_close() -> No
 
 
 def test_meanings_of_the_context_vector_differ_in_their_roles_alone() -> None:
-    meaning = context_vector.Meaning("anna", "sees", "ben")
+    meaning = bottleneck.Meaning("anna", "sees", "ben")
     assert (meaning.active, meaning.passive) == ("anna sees ben", "ben is seen by anna")
     assert sorted(meaning.exchanged.active.split()) == sorted(meaning.active.split())
     assert {one.target for one in meaning.examples()} == {"sees anna ben"}
-    train, test = ({frozenset((one.agent, one.patient)) for one in part} for part in context_vector.meanings(1))
+    train, test = ({frozenset((one.agent, one.patient)) for one in part} for part in bottleneck.meanings(1))
     assert not train & test
     assert len(train) + len(test) == 28
 
@@ -106,20 +105,20 @@ def test_meanings_of_the_context_vector_differ_in_their_roles_alone() -> None:
 def test_the_passive_is_closer_where_vectors_hold_the_roles() -> None:
     active, passive, exchanged = np.eye(3), np.eye(3) * 0.9, -np.eye(3)
     rows = np.stack((active, passive, exchanged), 1).reshape(9, 3)
-    assert context_vector.voice_closer_than_words(rows) == 1
+    assert bottleneck.voice_closer_than_words(rows) == 1
     swapped = np.stack((active, exchanged, passive), 1).reshape(9, 3)
-    assert context_vector.voice_closer_than_words(swapped) == 0
+    assert bottleneck.voice_closer_than_words(swapped) == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_last_state_favours_the_recent_past_and_attention_does_not(seed: int) -> None:
     curves = {
-        name: context_vector.influence(untrained(spec, seed), context_vector._sources(seed, 30), 30, read)
-        for name, (spec, read) in context_vector.readers().items()
+        name: bottleneck.influence(untrained(spec, seed), bottleneck._sources(seed, 30), 30, read)
+        for name, (spec, read) in bottleneck.readers().items()
     }
-    assert all(check.holds for check in context_vector.recency_checks("untrained", curves))
-    flat = {name: [1.0] * context_vector.LENGTH for name in curves}
-    assert [check.holds for check in context_vector.recency_checks("flat", flat)] == [False, True]
+    assert all(check.holds for check in bottleneck.recency_checks("untrained", curves))
+    flat = {name: [1.0] * bottleneck.LENGTH for name in curves}
+    assert [check.holds for check in bottleneck.recency_checks("flat", flat)] == [False, True]
 
 
 def test_models_of_the_bottleneck_have_equal_parameters() -> None:
@@ -150,15 +149,15 @@ def test_the_bottleneck_is_a_significant_difference_that_grows() -> None:
 
 @pytest.mark.slow
 def test_running_sums_and_their_positions(tmp_path: Path) -> None:
-    examples = list(islice(exposure_bias.running_sums(1), 20))
+    examples = list(islice(training.running_sums(1), 20))
     for one in examples:
         digits, totals = one.source.split(), (one.target or "").split()
-        assert totals[-1] == str(sum(map(int, digits)) % exposure_bias.BASE)
+        assert totals[-1] == str(sum(map(int, digits)) % training.BASE)
     budget = Budget(tmp_path)
     pairs = budget.write_pairs("sums", examples * 4)
     data = {"train": pairs, "dev": pairs, "cache": str(tmp_path / "cache")}
     model = budget.train("sums", recipe(data, scaled(ATTENTION, 16), 2))
-    found = exposure_bias.by_position(model, examples)
+    found = training.by_position(model, examples)
     # The first token has no prefix: what is right after the reference is right alone.
     assert found["after reference"][0] == found["after own"][0]
     assert len(found["after own"]) == max(len((one.target or "").split()) for one in examples)
@@ -166,8 +165,8 @@ def test_running_sums_and_their_positions(tmp_path: Path) -> None:
 
 def test_the_gap_is_the_difference_of_both_curves() -> None:
     early, late = np.array([1.0, 1.0]), np.array([0.9, 0.5])
-    found = {name: {"after reference": early, "after own": late} for name in exposure_bias.REMEDIES}
-    measured = exposure_bias._measurement(found)
+    found = {name: {"after reference": early, "after own": late} for name in training.REMEDIES}
+    measured = training._measurement(found)
     assert measured.holds
     assert measured.checks[0].numbers["gap"] == pytest.approx(0.3)
 
@@ -182,4 +181,4 @@ def test_the_time_of_an_update_is_that_of_an_undisturbed_machine() -> None:
 
 def test_what_was_reached_within_a_budget_of_time() -> None:
     history = [Validation(step, step / 10, {"exact": step, "loss": 1.0}) for step in (25, 50, 75)]
-    assert [scaling.reached(history, seconds).step for seconds in (1, 5, 6, 100)] == [25, 50, 50, 75]
+    assert [training.reached(history, seconds).step for seconds in (1, 5, 6, 100)] == [25, 50, 50, 75]

@@ -366,8 +366,7 @@ class TestExplain:
         assert png.read_bytes().startswith(b"\x89PNG")
         page = html.read_text()
         assert "<script" in page
-        assert "http://" not in page
-        assert "https://" not in page
+        assert "default-src 'none'" in page
 
     def test_explain_without_attention(self, command: Command, bottleneck_run: Path, tmp_path: Path) -> None:
         html, png = tmp_path / "a.html", tmp_path / "a.png"

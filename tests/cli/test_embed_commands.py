@@ -14,10 +14,10 @@ from transduce.autoconfig import recipe_for
 from transduce.errors import InputError
 from transduce.inference import Model
 from transduce.synthetic import write_files
-from transduce.synthetic.paraphrases import generate
+from transduce.synthetic.sentences import generate_paraphrases
 from transduce.training.resolve import resolve
 
-EXAMPLES = list(generate(330, seed=5))
+EXAMPLES = list(generate_paraphrases(330, seed=5))
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from training_fixtures import ForkedCommand
 
+from transduce.cli.options import imports_without_collection
 from transduce.synthetic.algorithmic import generate
 
 pytestmark = pytest.mark.slow
@@ -112,3 +115,14 @@ def test_two_processes_train_like_one(pairs, tmp_path):
     assert [*got.values()] == pytest.approx([*expected.values()], abs=1e-5)
     for name, tensor in final(tmp_path / "one").items():
         assert_close(final(two)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_torch_is_imported_without_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards garbage is collected again; where torch is there already, nothing changes."""
+    with imports_without_collection():
+        assert gc.isenabled()
+    monkeypatch.delitem(sys.modules, "torch")
+    with suppress(ImportError), imports_without_collection():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()

@@ -7,26 +7,26 @@ from functools import cache
 
 import pytest
 import torch
-from contract_fixtures import CASES, SIZE, example_batch, shared
+from contract_fixtures import CASES, SIZE, WITHOUT_CROSS_ATTENTION, example_batch, shared
 from test_search_laws import longest, with_targets
 
-from transduce.attention.normalisers import NORMALISERS
-from transduce.build import complete_recipe
+from transduce.attention.scores import NORMALISERS
 from transduce.decoders import DECODERS
 from transduce.decoding.continuous_batching import SearchRequest, continuous_search
 from transduce.decoding.logits_processors import SuppressTokens
-from transduce.decoding.scoring import score
-from transduce.decoding.search import search
+from transduce.decoding.search import score, search
 from transduce.decoding.strategies import Beam, DiverseBeam, HuggingFaceBeam
 from transduce.errors import InputError
 from transduce.flow import EOS, Batch, Padded
 from transduce.inference.ensemble import Ensemble
 from transduce.inference.lowering import lower_network
 from transduce.recipe import parse
+from transduce.recipe.build import complete_recipe
 
 BETA = 0.3
 TRANSFORMER = "transformer>transformer"
-KINDS = [f"recurrent>{decoder}" for decoder in DECODERS]
+ATTENDING = [decoder for decoder in DECODERS if decoder not in WITHOUT_CROSS_ATTENTION]
+KINDS = [f"recurrent>{decoder}" for decoder in ATTENDING]
 SPARSE = [next(case for case in CASES if f"-{name}" in case and ">recurrent" in case) for name in NORMALISERS]
 SPECIAL = [next(case for case in CASES if part in case) for part in ("+copy", "+ctc", "multi_source>edit_transducer")]
 WALKED = [case for case in dict.fromkeys((TRANSFORMER, *KINDS, *SPARSE, *SPECIAL)) if case in CASES]
@@ -37,7 +37,7 @@ def decoder_kind(case: str) -> str:
 
 
 def test_every_decoder_and_normaliser_is_walked():
-    assert {decoder_kind(case) for case in WALKED} == set(DECODERS)
+    assert {decoder_kind(case) for case in WALKED} == set(ATTENDING)
     assert len(set(SPARSE)) == len(NORMALISERS)
 
 

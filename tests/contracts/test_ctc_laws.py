@@ -14,16 +14,15 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe
-from transduce.decoding.ctc_prefix import advance_paths, begin_paths, read_paths
-from transduce.decoding.scoring import score
-from transduce.decoding.search import search
+from transduce.decoders.ctc import advance_paths, begin_paths, read_paths
+from transduce.decoding.search import score, search
 from transduce.decoding.strategies import Beam, BestPath, Greedy
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded, State
 from transduce.objectives import CTC, CrossEntropy, JointCTC
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from contract_fixtures import SIZE, SMALL, example_batch
 
-from transduce.build import build_model, complete_recipe
 from transduce.contracts import LogitsProcessor
 from transduce.decoders import DECODERS
 from transduce.decoding.logits_processors import ForcedBOS, ForcedEOS, MinLength, NoRepeatNgram
@@ -19,6 +18,7 @@ from transduce.decoding.strategies import Greedy
 from transduce.flow import Hypothesis
 from transduce.model import Transducer
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 LENGTHS = [(5, 1), (2, 1), (7, 1), (1, 1)]
 LONGEST = torch.tensor([14, 12, 10, 1])

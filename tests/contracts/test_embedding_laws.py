@@ -9,7 +9,6 @@ import torch
 from contract_fixtures import SIZE, SMALL, example_batch
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.encoders import ENCODERS
@@ -18,6 +17,7 @@ from transduce.flow import BOS, Batch, Padded
 from transduce.heads import HEADS, Pooling
 from transduce.objectives import Contrastive
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 OPTIONS = [{"pooling": pooling} for pooling in get_args(Pooling)] + [{"projection": 5}, {"normalise": False}]

@@ -7,12 +7,12 @@ import torch
 from contract_fixtures import SIZE, SMALL
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory, Padded
-from transduce.layers.convolution import dilations
+from transduce.layers.feed_forward import dilations
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 LENGTH = 12
 CAUSAL = [

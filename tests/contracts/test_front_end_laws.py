@@ -27,6 +27,11 @@ OPTIONS = {
         {"kernels": (5, 3), "activation": "glu", "conv_width": 6},
     ),
     "frame_stacking": ({}, {"stack": 3}),
+    "swin": (  # windows that are shifted, incomplete, and larger than the image
+        {"patch_size": 2, "channels": 8, "window": 3, "depths": (2, 2), "heads": (2, 4)},
+        {"patch_size": 3, "channels": 4, "window": 2, "depths": (1, 2), "heads": (1, 2), "final_norm": False},
+        {"channels": 6, "window": 7, "depths": (1,), "heads": (3,), "activation": "silu"},
+    ),
     "waveform_stem": ({"kernels": (4, 2, 2), "strides": (2, 1, 1)},),
     "waveform_convolution": (SAMPLES, {**SAMPLES, "conv_norm": "all", "conv_bias": True, "position_kernel": 3}),
 }

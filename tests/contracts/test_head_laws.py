@@ -9,15 +9,14 @@ import torch
 from contract_fixtures import SIZE, SMALL, example_batch
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe
-from transduce.decoding.scoring import score
-from transduce.decoding.search import search
+from transduce.decoding.search import score, search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded
 from transduce.heads import HEADS, Pooling
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 STARTS = [number % 2 == 0 for number in range(SIZE)]  # for taggers: even ids begin a word

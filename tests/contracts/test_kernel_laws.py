@@ -19,16 +19,14 @@ from torch.testing import assert_close
 from triton_support import DEVICE, DTYPES, INSTALLED, INTERPRETED, NOT_INSTALLED, allow_any_device
 
 from transduce.flow import Batch
-from transduce.inference.lowering import lower
-from transduce.inference.lowering.backends import CPU_BACKENDS, GPU_BACKENDS
-from transduce.inference.lowering.lower import lower_decoders
-from transduce.inference.lowering.program import LoweredDecoder
+from transduce.inference import lowering
+from transduce.inference.decoder_program import LoweredDecoder
+from transduce.inference.lowering import CPU_BACKENDS, GPU_BACKENDS, lower_decoders
 from transduce.kernels import OPERATIONS, dispatch
 from transduce.kernels.cuda_graph import tensors_of
 from transduce.kernels.dispatch import Backend, captured_pass
-from transduce.kernels.linear import cast_weights
+from transduce.kernels.linear import PackedFloat32, cast_weights
 from transduce.kernels.native.library import library
-from transduce.kernels.packed_linear import PackedFloat32
 from transduce.model import Transducer
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
@@ -157,9 +155,9 @@ UNSUPPORTED = {("native", "grouped queries")}
 
 def lowered(model: Transducer, name: str) -> Transducer:
     """The network with its decoder on this backend; linear layers are packed for the backends of a CPU."""
-    lower._replace(model, lower._join_projections)
+    lowering._replace(model, lowering._join_projections)
     if name in CPU_BACKENDS:
-        lower._replace(model, lambda part: lower._pack(part, PackedFloat32))
+        lowering._replace(model, lambda part: lowering._pack(part, PackedFloat32))
     lower_decoders(model, [BACKENDS[name]])
     return model
 

@@ -11,10 +11,8 @@ from contract_fixtures import CASES, SIZE, example_batch, shared, take_turns
 from test_search_laws import STRATEGIES, longest, with_targets
 
 from transduce.decoders import DECODERS
-from transduce.decoding.lexical_constraints import contained
-from transduce.decoding.logits_processors import NoRepeatNgram, SuppressTokens
-from transduce.decoding.scoring import score
-from transduce.decoding.search import search
+from transduce.decoding.logits_processors import NoRepeatNgram, SuppressTokens, contained
+from transduce.decoding.search import score, search
 from transduce.decoding.strategies import Beam
 from transduce.flow import EOS, LexicalConstraints, Padded
 

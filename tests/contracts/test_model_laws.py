@@ -6,13 +6,12 @@ import torch
 from contract_fixtures import CASES, example_batch, make
 from torch.testing import assert_close
 
-from transduce.build import complete_objective
 from transduce.decoders.copy import PointerGeneratorDecoder
-from transduce.decoders.edit_transducer import EditTransducerDecoder
-from transduce.decoders.hard_attention import HardAttentionDecoder
-from transduce.decoders.joint_ctc import JointCTCDecoder
+from transduce.decoders.ctc import JointCTCDecoder
+from transduce.decoders.latent_alignment import EditTransducerDecoder, HardAttentionDecoder
 from transduce.flow import PAD, Batch, Padded
 from transduce.objectives import Objective
+from transduce.recipe.build import complete_objective
 from transduce.recipe.registry import factory
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

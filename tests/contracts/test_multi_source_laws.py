@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe
 from transduce.errors import InputError
 from transduce.flow import EOS, Batch, Padded
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 RECURRENT = {"kind": "recurrent", "width": 8, "dropout": 0.0}

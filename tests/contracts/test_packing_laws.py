@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from test_capture_laws import Steady
 from torch.testing import assert_close
 
-from transduce.data.batching import collate
-from transduce.data.epoch_plan import Packing, assign_bins
+from transduce.data.batching import Packing, assign_bins, collate
 from transduce.flow import Batch
 from transduce.objectives import OBJECTIVES
 

@@ -1,7 +1,7 @@
 """Every pair of parts that goes together, at least once, under the laws; every pair that does not, refused in words.
 
 A row chooses a part for each place of a model. Rows that cover all pairs are found here, greedily and always the same;
-which pairs are impossible follows from the few rules in `allowed`, and build.py must agree with them.
+which pairs are impossible follows from the few rules in `allowed`, and recipe/build.py must agree with them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from itertools import combinations, product
 import pytest
 import test_model_laws as laws
 import torch
-from contract_fixtures import READERS_ONLY, SIZE, SMALL, example_batch, read
+from contract_fixtures import READERS_ONLY, SIZE, SMALL, WITHOUT_CROSS_ATTENTION, example_batch, read
 
-from transduce.attention.normalisers import NORMALISERS
 from transduce.attention.positions import POSITIONS
-from transduce.attention.scores import SCORES
-from transduce.build import build_model, complete_recipe
+from transduce.attention.scores import NORMALISERS, SCORES
 from transduce.decoders import DECODERS
-from transduce.decoders.context import CONTEXT_MECHANISMS
+from transduce.decoders.recurrent import CONTEXT_MECHANISMS
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.recipe import Recipe, parse
+from transduce.recipe.build import build_model, complete_recipe
 
 Row = tuple[str | None, ...]  # one value a place; None where the model has no such place
 Pair = tuple[tuple[int, str], tuple[int, str]]
@@ -62,9 +61,12 @@ def allowed(row: Row) -> bool:
         return False  # only a recurrent reader carries a past, or tells its draws
     if "convolutional" in (encoder, decoder) and position not in EMBEDDED:
         return False  # a convolution has no self-attention for positions to speak in
+    if copying == "yes" and decoder in WITHOUT_CROSS_ATTENTION:
+        return False  # no weights over the source alone
     if copying == "yes" and (reader in ("initial", "every_step") or normaliser == "sampled"):
         return False  # nothing is looked at, or it learns by reward alone
     same = encoder == decoder and decoder != "convolutional"  # whose weights have other names on the other side
+    same = same or (encoder, decoder) == ("transformer", "prefix")  # the same layers
     places = {encoder, decoder} <= set(PLACED) and position == "learned"  # a table that any two may share
     return share == "none" or same or places
 

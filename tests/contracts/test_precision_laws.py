@@ -17,10 +17,9 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import Batch, Padded
-from transduce.inference.lowering import Precision, lower_network
-from transduce.inference.lowering.backends import NativeBackend, NativeEncoderBlock, OperationsBackend
-from transduce.inference.lowering.program import JointSelfAttention
-from transduce.kernels.packed_linear import PackedLinear
+from transduce.inference.decoder_program import JointSelfAttention
+from transduce.inference.lowering import NativeBackend, NativeEncoderBlock, OperationsBackend, Precision, lower_network
+from transduce.kernels.linear import PackedLinear
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import EncoderDecoder, Transducer
 

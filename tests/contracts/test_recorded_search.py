@@ -13,8 +13,8 @@ from transduce.decoding.logits_processors import MinLength, NoRepeatNgram
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy, Sample
 from transduce.flow import Padded
+from transduce.kernels.beam_update import TOP_K
 from transduce.kernels.cuda_graph import SearchGraphs
-from transduce.kernels.top_k import TOP_K
 
 MIN = MinLength(length=2)
 # With the beam, rules that read the tokens so far, and prefixes. A beam without them is replayed in test_refilling.py.

@@ -11,16 +11,21 @@ from contract_fixtures import ORDER, SIZE, SMALL, CPUSearchGraph, example_batch,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.build import build_model, complete_recipe
 from transduce.decoding import continuous_batching as refilling
-from transduce.decoding.continuous_batching import SearchRequest, continuous_search, plan_searches
+from transduce.decoding.continuous_batching import (
+    OpenSearch,
+    SearchRequest,
+    SearchShape,
+    continuous_search,
+    plan_searches,
+)
 from transduce.decoding.logits_processors import ForcedEOS, MinLength, NoRepeatNgram
-from transduce.decoding.scoring import MaskFilling
-from transduce.decoding.search import Stepper, search
+from transduce.decoding.search import MaskFilling, Stepper, search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.flow import Batch, Padded, State, Step
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 LENGTHS = [7, 6, 6, 5, 3, 2, 2, 1, 1]
 LONGEST = torch.tensor([7, 3, 9, 2, 7, 5, 1, 8, 4])
@@ -41,6 +46,12 @@ def groups(size: int, prefixed: bool = False, longest: torch.Tensor = LONGEST) -
         batch = replace(whole().select(rows), target=None)
         made.append(SearchRequest(batch, longest[rows], prefix, [SEEDS[row] for row in rows.tolist()]))
     return made
+
+
+def alone(number: int, longest: torch.Tensor) -> SearchRequest:
+    """One of the sources by itself."""
+    rows = torch.tensor([number])
+    return SearchRequest(replace(whole().select(rows), target=None), longest[rows], None, [SEEDS[number]])
 
 
 def same(found: Any, wanted: Any) -> None:
@@ -66,6 +77,34 @@ def test_a_search_that_is_refilled_finds_the_same(case, model, replayed):
 
 STRATEGIES = [Greedy(), Sample(width=2, temperature=0.8), HuggingFaceBeam(width=2, stop="full"), Beam(width=2)]
 FEW = ["transformer>transformer", "recurrent>recurrent", "convolutional>convolutional", "alone>transformer"]
+
+
+OPENED = [
+    *FEW,
+    "recurrent>recurrent,context=luong-False-sparsemax+copy",
+    "conformer>hard_attention+ctc-{'weight': 0.4}",
+]
+
+
+@pytest.mark.parametrize("strategy", [Beam(width=3), Greedy(), Sample(width=2)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("case", OPENED)
+def test_sources_enter_and_leave_an_open_search_between_steps(case, strategy, replayed):
+    """One or two at a time, beside others at other tokens; one is cancelled. Each finds what it finds alone."""
+    model, graphs = make(case), None if OPENED.index(case) % 2 else replayed
+    longest, found = torch.tensor([5, 3, 6, 2, 5, 4, 6, 6]), {}
+    opened = OpenSearch(model, strategy, SearchShape(4, 8, 0, 6), graphs=graphs)
+    assert opened.free == (4 if graphs is None else 1)
+    waiting, cancelled = [0, 1, 7, 2, 3, 4, 5], 7
+    for step in range(40):
+        if 7 not in waiting and step:
+            opened.cancel([cancelled])
+        for number in waiting[: 1 + step % 2 if opened.free else 0]:
+            if opened.free and opened.add([number], alone(number, longest)):
+                waiting.remove(number)
+        found.update(opened.advance())
+    assert not opened.active
+    wanted = search(model, whole().select(torch.arange(6)), strategy, max_lengths=longest[:6], seeds=SEEDS[:6])
+    same([found[number] for number in range(6)], wanted)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)

@@ -13,8 +13,7 @@ from contract_fixtures import CASES, SIZE, example_batch, make, shared, take_tur
 from transduce.contracts import Strategy
 from transduce.decoders import DECODERS
 from transduce.decoding.logits_processors import MinLength, NoRepeatNgram, RepetitionPenalty, SuppressTokens
-from transduce.decoding.scoring import score
-from transduce.decoding.search import search, stream_search
+from transduce.decoding.search import score, search, stream_search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.flow import BOS, EOS, Batch, Hypothesis, Padded
 

@@ -9,7 +9,6 @@ import torch
 from contract_fixtures import SIZE, example_batch
 from torch import Tensor, nn
 
-from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
 from transduce.decoding.logits_processors import MinLength, SuppressTokens
 from transduce.decoding.search import search
@@ -22,6 +21,7 @@ from transduce.kernels.native.library import library
 from transduce.layers.embedding import Output
 from transduce.model import Transducer
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 MIXTURES = ("hard_attention", "edit_transducer")  # their logits are not rows of an output layer
 LINEAR = [kind for kind in DECODERS if kind not in MIXTURES]

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.build import complete_recipe
-from transduce.data.augmentation import ARTIFICIAL, Alphabet, Hallucination, augmented, common_stems
+from transduce.data.augmentation import ARTIFICIAL, Alphabet, Hallucination, augmented, common_stems, vowels_of
 from transduce.data.batching import DataPosition
 from transduce.data.prepare import PreparedData, prepare_data, train_tokenizers
 from transduce.errors import InputError
 from transduce.flow import Example
 from transduce.recipe import Recipe, parse
+from transduce.recipe.build import complete_recipe
 
 LINES = [("gelernt", "N;SG", "gelernte"), ("hören", "V;PST", "gehört")]
 LINES += [("Ab-Haus", "N;PL", "Ab-Häuser"), ("a", "N", "b")]
@@ -87,6 +87,22 @@ def test_only_letters_inside_a_stem_change_and_equally_on_both_sides() -> None:
 def test_rate_one_replaces_every_letter_inside() -> None:
     (made,) = Hallucination(examples=1, rate=1.0)(EXAMPLES[:1], Random(0))
     assert [one == other for one, other in zip(made.source, "gelernt", strict=False)] == [True, *[False] * 5, True]
+
+
+def test_vowels_are_the_letters_that_alternate_with_others() -> None:
+    words = ["banana", "Tomate", "kilometer", "sabotage", "lokal", "petunie", "rot", "minute"]
+    assert vowels_of(words) == set("aeiou")
+    assert vowels_of(["", "a", "bb", "1-2"]) == frozenset()
+
+
+def test_kept_vowels_stay_and_replace_nothing() -> None:
+    lines = [Example(f"{word}\tN", f"{word}s") for word in ("banana", "tomate", "kilometer", "sabotage", "lokal")]
+    for one in Hallucination(examples=100, rate=1.0, keep_vowels=True)(lines, Random(3)):
+        lemma = one.source.partition("\t")[0]
+        (before,) = (word for line in lines if len(word := line.source[:-2]) == len(lemma) and word[0] == lemma[0])
+        changed = [(old, new) for old, new in zip(before, lemma, strict=True) if old != new]
+        assert changed
+        assert not set("aeiou") & {letter for pair in changed for letter in pair}
 
 
 def test_the_seed_alone_decides() -> None:

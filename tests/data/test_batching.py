@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import tracemalloc
 from collections import Counter
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -14,16 +16,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.data.batching import Batches, DataPosition, batch_by_length, collate, gather
-from transduce.data.epoch_plan import EpochPlan, batch_starts
+from transduce.data.batching import Batches, DataPosition, EpochPlan, batch_by_length, batch_starts, collate, gather
 from transduce.data.filters import Filters
-from transduce.data.rng import SeededRandom
-from transduce.data.row_selection import RowSubset
+from transduce.data.row_selection import RowSubset, SeededRandom
 from transduce.data.store import Store, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD
-from transduce.recipe import Corpus
+from transduce.recipe import Corpus, CurriculumRecipe
 
 SPECIAL = np.array([1, 2])  # </s> of the source; <s> and </s> of the target
 
@@ -303,3 +303,33 @@ def test_planning_memory_does_not_grow_with_the_data(weights: tuple[float, ...] 
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.1 * peaks[0]
+
+
+@pytest.mark.parametrize("weights", [None, (1.0, 2.0)])
+def test_a_curriculum_uses_the_pairs_with_the_highest_scores_first(tmp_path: Path, weights: Any) -> None:
+    """Epoch e of T has the share sqrt(s^2 + (1 - s^2) e / T); after T epochs it has all pairs."""
+    draw, scores, corpora = np.random.default_rng(3), [], []
+    for name in "ab":
+        own = draw.permutation(100)[:50] / 7
+        (tmp_path / name).write_text("".join(f"w{number}\tw\t{score}\n" for number, score in enumerate(own)))
+        corpora.append(Corpus(path=str(tmp_path / name), columns=("1", "2")))
+        scores += own.astype(np.float32).tolist()
+    words = Tokenizer.train([f"w{number}" for number in range(50)] + ["w"], "words", 100)
+    store = build_store(corpora, words, words, Filters(), "error", tmp_path / "cache")
+    curriculum = CurriculumRecipe(column="column3", epochs=3, start=0.2)
+    options = {"batch_tokens": 40, "bucket_batches": 2, "seed": 1, "weights": weights}
+    batches = Batches(store, RowSubset(len(store)), **options, curriculum=curriculum)
+    for epoch, share in enumerate([0.2, 0.6, math.sqrt(0.04 + 0.96 * 2 / 3), 1.0, 1.0]):
+        rows = [
+            row for index in range(batches.batches_in(epoch)) for row in batches.at(DataPosition(epoch, index)).rows
+        ]
+        best = sorted(range(100), key=lambda row: -scores[row])[: math.ceil(share * 100)]
+        assert {*rows} == {*best}
+        expected = Counter(2 if weights is not None and row >= 50 else 1 for row in best)
+        assert Counter(Counter(rows).values()) == expected
+    plain = Batches(store, RowSubset(len(store)), **options)
+    assert plain.at(DataPosition(4, 0)).rows == batches.at(DataPosition(4, 0)).rows
+    missing = Batches(store, RowSubset(len(store)), **options, curriculum=CurriculumRecipe(column="score"))
+    with pytest.raises(InputError, match="no column 'score'") as caught:
+        missing.at(DataPosition())
+    assert caught.value.where == f"{tmp_path / 'a'}:1"

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from transduce.data.document_context import DocumentContext, lines_in_context, without_context
+from transduce.data.annotations import DocumentContext, lines_in_context, without_context
 from transduce.data.readers.corpus import fingerprint, read_corpus
 from transduce.errors import InputError
 from transduce.evaluation.held_out import empty_contexts, group_references, sources_for

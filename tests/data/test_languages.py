@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import transduce
-from transduce.build import complete_recipe
 from transduce.cli.options import check_language
 from transduce.data.batching import DataPosition
 from transduce.data.languages import split_language, tagged, temperature_weights
@@ -24,6 +23,7 @@ from transduce.data.tokenizers.vocabulary import KINDS
 from transduce.errors import InputError
 from transduce.evaluation.held_out import load_held_out
 from transduce.recipe import Corpus, Recipe, parse
+from transduce.recipe.build import complete_recipe
 from transduce.training.experiment import train
 
 SIZES = {"de": 120, "fr": 30, "it": 6}
@@ -110,6 +110,24 @@ def test_weights_give_shares_to_the_power_of_the_inverse_temperature(
     flat = {name: (amount / sum(before.values())) ** (1 / temperature) for name, amount in before.items()}
     for name in flat:
         assert math.isclose(after[name] / sum(after.values()), flat[name] / sum(flat.values()))
+
+
+def test_groups_of_corpora_are_sampled_by_temperature_too(tmp_path: Path) -> None:
+    """Two files of one group count as one."""
+    sizes = {"web-1": 60, "web-2": 60, "news": 30}
+    for name, size in sizes.items():
+        (tmp_path / name).write_text("".join(f"{name} {number}\tx\n" for number in range(size)))
+    files = [{"path": str(tmp_path / name), "group": name[:3], "columns": ["1", "2"]} for name in sizes]
+    (tmp_path / "dev.tsv").write_text("a\tb\n")
+    recipe = completed(recipe_for(tmp_path, files, language_temperature=2.0, dev=str(tmp_path / "dev.tsv")))
+    tokenizers = train_tokenizers(recipe)
+    data = prepare_data(recipe, tokenizers)
+    batches = data.batches(recipe, tokenizers)
+    rows = [row for index in range(batches.batches_in(0)) for row in batches.at(DataPosition(0, index)).rows]
+    drawn = Counter(data.train.example(row).source.split()[0] for row in rows)
+    share = math.sqrt(30 / 150) / (math.sqrt(30 / 150) + math.sqrt(120 / 150))
+    assert abs(drawn["news"] - share * 150) <= 1
+    assert abs(drawn["web-1"] - drawn["web-2"]) <= 1
 
 
 @pytest.mark.parametrize("temperature", [1.0, 5.0])

@@ -16,8 +16,7 @@ from transduce.data.lm_blocks import BlockBatches, TokenStream, consecutive_bloc
 from transduce.data.readers.corpus import read_corpus, text_chunks
 from transduce.data.row_selection import split
 from transduce.data.store import Store, build_store
-from transduce.data.tokenizers.running_text import count_text, encode_running_text
-from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer, count_text, encode_running_text
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Example
 from transduce.recipe import Corpus, parse

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_batching import _batches, _natural
 
-from transduce.data.batching import Batches, DataPosition, gather
-from transduce.data.epoch_plan import ROW_LENGTH, Packing, assign_bins, packed_lengths
+from transduce.data.batching import ROW_LENGTH, Batches, DataPosition, Packing, assign_bins, gather, packed_lengths
 from transduce.data.filters import Filters
 from transduce.data.store import build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer

@@ -9,22 +9,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.data import rng as draws
-from transduce.data.rng import RandomPermutation, SeededRandom
-from transduce.data.row_selection import CorpusMixture, PairLengths, RowSubset, chunks, corpus_sizes
+from transduce.data.row_selection import (
+    CorpusMixture,
+    PairLengths,
+    RandomPermutation,
+    RowSubset,
+    SeededRandom,
+    chunks,
+    corpus_sizes,
+)
 
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short orders too, which are lists otherwise."""
-    monkeypatch.setattr(draws, "CHUNK", 0)
+    monkeypatch.setattr("transduce.data.row_selection.CHUNK", 0)
 
 
 @settings(max_examples=80)
 @given(n=st.integers(1, 3000), seed=st.integers())
 def test_computed_permutation_contains_every_number_once(n: int, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(draws, "CHUNK", 0)
+        patched.setattr("transduce.data.row_selection.CHUNK", 0)
         order = RandomPermutation(n, SeededRandom("test", seed))
     found = order[np.arange(n)]
     assert sorted(found.tolist()) == list(range(n))

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.build import build_source_encoding
 from transduce.data.readers.corpus import fingerprint, read_corpus
 from transduce.data.store import Filters, build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -20,6 +19,7 @@ from transduce.errors import InputError
 from transduce.flow import BOS, EOS, SPECIALS, UNK, Batch, Padded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import Corpus, parse
+from transduce.recipe.build import build_source_encoding
 
 TEXTS = ["a man sleeps", "he is awake", "the dog barks at a man"] * 10
 TOKENIZERS = {kind: Tokenizer.train(TEXTS, kind, 300) for kind in ("chars", "words", "bytes", "bpe", "unigram")}

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from transduce.data.annotations import AlignmentError, check_alignment, parse_alignment, token_alignment
 from transduce.data.batching import AlignedBatches, Batches, DataPosition
 from transduce.data.filters import Filters
 from transduce.data.readers.corpus import fingerprint, read_corpus
 from transduce.data.store import build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.data.word_alignment import AlignmentError, check_alignment, parse_alignment, token_alignment
 from transduce.errors import InputError
 from transduce.recipe import Corpus, parse
 

@@ -11,9 +11,10 @@ import pytest
 import typer
 import yaml
 
-from transduce.build import complete_recipe
-from transduce.cli import app, demo
+from transduce.cli import app
+from transduce.cli.train import TASKS
 from transduce.recipe import parse
+from transduce.recipe.build import complete_recipe
 from transduce.synthetic.dates import split
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +75,7 @@ def folder(tmp_path_factory):
     names = ("train", "dev", "test")
     for name, examples in zip(names, split(200, 20, 20), strict=True):
         (place / f"{name}.tsv").write_text("".join(f"{one.source}\t{one.target}\n" for one in examples))
-    recipe = {**demo.TASKS["dates"].recipe, "data": {name: str(place / f"{name}.tsv") for name in names}}
+    recipe = {**TASKS["dates"].recipe, "data": {name: str(place / f"{name}.tsv") for name in names}}
     recipe["data"]["cache"] = str(place / "cache")
     recipe["training"] = {**recipe["training"], "steps": 3, "validate_every": 3, "checkpoint_every": 3}
     from transduce.training.experiment import train

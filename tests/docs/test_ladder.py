@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from transduce.build import complete_recipe
 from transduce.recipe import override, parse
+from transduce.recipe.build import complete_recipe
 
 ROOT = Path(__file__).parents[2]
 LADDER = ROOT / "docs" / "ladder"

@@ -10,7 +10,7 @@ import pytest
 from run_fixtures import Command, colour_pairs
 
 import transduce
-from transduce.cli.demo import TASKS
+from transduce.cli.train import TASKS
 from transduce.recipe import override
 from transduce.synthetic.dates import split
 
@@ -25,6 +25,7 @@ ELSEWHERE = {
     "transduce train train.en,train.de": "tests/cli/test_commands.py",
     "transduce train opus.jsonl": "tests/data/readers/test_formats.py",
     "transduce train recipe.yaml": "tests/transfer/test_init_and_freezing.py",
+    "transduce serve": "tests/serving/test_server_processes.py",
     "transduce explain-shapes": "tests/explain/test_tensor_shapes.py",
     "transduce export runs/pairs": "tests/interop/test_onnx.py",
     "transduce search runs/vectors": "tests/cli/test_embed_commands.py",
@@ -94,6 +95,9 @@ def test_the_commands_of_the_readme_work_in_their_order(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    served: list[object] = []
+    monkeypatch.setattr("uvicorn.run", lambda app, **settings: served.append(app))
+    monkeypatch.setattr("webbrowser.open", lambda address: True)
     write_files(tmp_path)
     train_demo(tmp_path)
     for line in readme_commands():
@@ -104,6 +108,7 @@ def test_the_commands_of_the_readme_work_in_their_order(
         stdin = f"{shlex.split(before)[1]}\n".encode() if pipe else b""
         called = command(*words[1:], stdin=stdin)
         assert called.code == 0, f"{line}\n{called.err}"
+    assert len(served) == 1  # the studio
 
 
 def test_completion_is_offered_for_every_shell(command: Command) -> None:

@@ -11,12 +11,14 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 import records  # noqa: E402
 
+from transduce.evaluation.scoreboard import ROWS  # noqa: E402
+
 FILES = {path.stem: json.loads(path.read_text()) for path in sorted(records.RECORDS.glob("*.json"))}
 
 
 def test_every_stated_number_is_that_of_a_record_and_every_record_is_stated():
     assert FILES.keys() - records.marks().keys() == set()
-    assert records.marks().keys() - records.named().keys() == set()
+    assert records.marks().keys() - records.named().keys() - {f"scoreboard/{name}" for name in ROWS} == set()
     for path in sorted((ROOT / "docs").rglob("*.md")):
         assert path.read_text() == records.with_numbers(path.read_text()), path
 
@@ -33,6 +35,11 @@ def test_no_two_commands_write_the_same_run():
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_a_stated_number_is_of_one_command():
+    names = Counter(command.name for command in records.commands())
+    assert [name for name in records.marks() if names[name] > 1] == []
+
+
 def test_no_test_pair_of_a_record_is_in_the_training_data_unless_the_page_says_so():
     for name, record in FILES.items():
         if record.get("leakage") and "leaked_pairs" not in records.marks()[name]:
@@ -45,6 +52,25 @@ def test_pages_show_the_numbers_of_their_records(monkeypatch, tmp_path):
     page = "96<!-- gru.exact --> of –<!-- gru.parameters -->, 1.00<!-- gru.exact.low -->, 7<!-- lstm.exact -->"
     wanted = "10.0<!-- gru.exact --> of 1,234<!-- gru.parameters -->, 8.0<!-- gru.exact.low -->, –<!-- lstm.exact -->"
     assert records.with_numbers(page) == wanted
+
+
+def test_pages_show_means_of_the_scoreboard(monkeypatch, tmp_path):
+    def seed(value: float) -> dict:
+        scores = {"accuracy": {"value": value, "low": value - 1, "high": value + 1}}
+        return {"": {"scores": scores, "parameters": 1234, "updates": [5]}}
+
+    record = {"seeds": {"1": seed(97.0)}, "scores": {"accuracy": {"mean": 97.0}}}
+    (tmp_path / "fsdd.json").write_text(json.dumps(record))
+    monkeypatch.setattr(records, "SCOREBOARD", tmp_path)
+    page = "–<!-- scoreboard/fsdd.accuracy --> (–<!-- scoreboard/fsdd.accuracy.low -->), 7<!-- fsdd.accuracy -->"
+    wanted = (
+        "97.0<!-- scoreboard/fsdd.accuracy --> (96.0<!-- scoreboard/fsdd.accuracy.low -->), –<!-- fsdd.accuracy -->"
+    )
+    assert records.with_numbers(page) == wanted
+    record = {"seeds": {"1": seed(97.0), "2": seed(98.0)}, "scores": {"accuracy": {"mean": 97.5}}}
+    (tmp_path / "fsdd.json").write_text(json.dumps(record))
+    shown = "97.5<!-- scoreboard/fsdd.accuracy --> of 2<!-- scoreboard/fsdd.seeds -->"
+    assert records.with_numbers(shown.replace("97.5", "1").replace("of 2", "of 1")) == shown
 
 
 def test_drift_is_a_score_outside_of_its_interval():

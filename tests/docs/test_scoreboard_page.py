@@ -9,19 +9,57 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 import scoreboard  # noqa: E402
+from transduce.evaluation.reproduction import margins  # noqa: E402
 from transduce.evaluation.scoreboard import ROWS  # noqa: E402
+from transduce.recipe import load  # noqa: E402
 
 
 def test_scoreboard_records_are_complete_and_of_a_row():
     for path in sorted(scoreboard.RECORDS.glob("*.json")):
         record, row = json.loads(path.read_text()), ROWS[path.stem]
         assert not record["quick"]
-        assert record["recipe"] == row.recipe
+        assert (record["recipe"], record["settings"]) == (row.recipe, list(row.settings))
         assert record["scores"].keys() == set(row.metrics)
         for parts in record["seeds"].values():
             assert parts.keys() == set(row.parts)
             wanted = {"scores", "signatures", "parameters", "minutes", "leakage"}
             assert all(wanted <= result.keys() for result in parts.values())
+
+
+def test_rows_that_fall_short_say_what_was_tried():
+    for name, record in scoreboard.records().items():
+        short = any(points < 0 for _, _, points in margins(ROWS[name], record))
+        assert bool(scoreboard.TRIED.get(name)) >= short, name
+    assert scoreboard.TRIED.keys() <= ROWS.keys()
+
+
+def test_records_state_the_recipe_of_their_row():
+    """What a record was made with is what its recipe says today, unless the recipe depends on the data."""
+    for name, record in scoreboard.records().items():
+        row = ROWS[name]
+        if row.recipe.startswith("task ") or "content" not in record:
+            continue
+        recipe = load(ROOT / "recipes" / row.recipe, list(row.settings)).model_dump(mode="json", exclude_defaults=True)
+        others = [metric for metric in recipe["evaluation"]["metrics"] if metric not in row.metrics]
+        recipe["evaluation"]["metrics"] = [*row.metrics, *others]
+        for content in record["content"].values():
+            for section in (content.keys() | recipe.keys()) - {"data"}:
+                assert content.get(section) == recipe.get(section), (name, section)
+        assert record["margins"] == [
+            {"system": system, "metric": metric, "points": points} for system, metric, points in margins(row, record)
+        ]
+
+
+def test_the_page_lists_rows_that_fall_short(monkeypatch):
+    def record(value: float) -> dict:
+        result = {"lines": 9, "parameters": 7, "updates": [3], "minutes": 1.5, "leakage": None}
+        scores = {"accuracy": {"mean": value, "spread": None, "seeds": [value]}}
+        return {"scores": scores, "hardware": "CPU", "seeds": {"1": {"": result}}}
+
+    monkeypatch.setattr(scoreboard, "records", lambda: {"fsdd": record(98.0), "sst2": record(85.0)})
+    section = scoreboard.page().partition("## Rows that fall short")[2].partition("## Records")[0]
+    assert "| `fsdd` | 1.00 (accuracy, convolutional networks, best) | " in section
+    assert "sst2" not in section
 
 
 def test_the_scoreboard_shows_every_row():

@@ -14,14 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from transduce import build
 from transduce.errors import InputError
-from transduce.evaluation import candidates
-from transduce.evaluation.candidates import count_parameters, match_parameters
-from transduce.evaluation.comparison import Comparison, compare, draw_table, to_markdown
+from transduce.evaluation.comparison import (
+    Comparison,
+    compare,
+    count_parameters,
+    draw_table,
+    match_parameters,
+    to_markdown,
+)
 from transduce.flow import Example
 from transduce.inference import load
-from transduce.recipe import ModelRecipe, parse
+from transduce.recipe import ModelRecipe, build, parse
 from transduce.recipe import load as load_recipe
 from transduce.run import Run
 from transduce.synthetic.algorithmic import split
@@ -101,7 +105,7 @@ def forbid_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("this must not be trained again")
 
-    monkeypatch.setattr(candidates, "train", refuse)
+    monkeypatch.setattr("transduce.evaluation.comparison.train", refuse)
 
 
 def test_scores_are_those_of_the_saved_outputs(workspace: Workspace, compared: Comparison) -> None:
@@ -208,7 +212,7 @@ def test_an_interruption_stops_the_comparison(
         trained = train(*arguments, **names)
         return replace(trained, outcome=replace(trained.outcome, reason="interrupted"))
 
-    monkeypatch.setattr(candidates, "train", interrupted)
+    monkeypatch.setattr("transduce.evaluation.comparison.train", interrupted)
     with pytest.raises(KeyboardInterrupt, match="gru"):
         compare([workspace.gru, workspace.blocks], folder=tmp_path, overrides=["training.steps=1"])
     assert not (tmp_path / "compare.json").exists()

@@ -10,7 +10,7 @@ from run_fixtures import Command
 
 import transduce
 from transduce.errors import InputError
-from transduce.evaluation.latency import (
+from transduce.evaluation.held_out import (
     average_lagging,
     average_proportion,
     differentiable_average_lagging,

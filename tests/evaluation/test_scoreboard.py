@@ -13,13 +13,13 @@ import yaml
 from huggingface_fixtures import make
 
 import transduce
-from transduce.build import build_model, complete_recipe, count_parameters
 from transduce.errors import InputError
 from transduce.evaluation.evaluate import METRICS
 from transduce.evaluation.held_out import HeldOutExample
-from transduce.evaluation.reproduction import Reproduction, margins, reproduce, score_by_kind
+from transduce.evaluation.reproduction import Reproduction, margins, recipe_content, reproduce, score_by_kind
 from transduce.evaluation.scoreboard import ROWS, find_row, simple_tokens
 from transduce.recipe import override, parse
+from transduce.recipe.build import build_model, complete_recipe, count_parameters
 from transduce.run import Run
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -73,8 +73,35 @@ def test_a_reproduction_writes_its_record_and_continues_it(tmp_path):
     values = [again["seeds"][seed][""]["scores"]["exact"]["value"] for seed in "12"]
     assert again["scores"]["exact"]["mean"] == pytest.approx(sum(values) / 2)
     assert next(margins(task.row, again))[2] == pytest.approx(sum(values) / 2 - 99.8)
+    assert again["margins"] == [
+        {"system": "best recurrent", "metric": "exact", "points": next(margins(task.row, again))[2]}
+    ]
+    recipe = again["content"][""]
+    assert recipe["model"]["encoder"]["kind"] == "recurrent"
+    assert "seed" not in recipe["training"]
+    assert "train" not in recipe["data"]
     with pytest.raises(InputError, match="no such file"):
         reproduce(Reproduction("scan-jump", tmp_path, tmp_path / "runs", tmp_path, RECIPES), 1)
+
+
+def test_a_record_is_continued_with_the_same_recipe_and_version_only(tmp_path, monkeypatch):
+    write_scan(tmp_path, "simple.train.tsv", 60, seed=1)
+    write_scan(tmp_path, "simple.test.tsv", 10, seed=2)
+    task = Reproduction("scan-simple", tmp_path, tmp_path / "runs", tmp_path, RECIPES)
+    result = {"scores": {"exact": {"value": 90.0}}}
+    known = {"version": transduce.__version__, "content": {"": recipe_content(task, "")}, "seeds": {"1": {"": result}}}
+    monkeypatch.setattr("transduce.evaluation.reproduction.one_result", lambda task, part, seed: result)
+
+    def seeds_kept(record: dict) -> bool:
+        task.record_file.write_text(json.dumps(record))
+        said: list[str] = []
+        reproduce(task, 2, said.append)
+        return said[0] == "seed 1: in the record"
+
+    assert seeds_kept(known)
+    assert not seeds_kept({**known, "version": "0.0.0"})
+    other = {**known["content"][""], "generation": {"strategy": "greedy"}}
+    assert not seeds_kept({**known, "content": {"": other}})
 
 
 def write_sentences(folder: Path, row: str) -> None:

@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import IntegratedGradients
 from contract_fixtures import make, shared
 from run_fixtures import Command, colour_pairs
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import transduce
 from transduce.decoders import DECODERS
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError
-from transduce.explain import html
 from transduce.explain.attribution import (
     METHODS,
     AttributionInput,
@@ -29,6 +26,7 @@ from transduce.explain.attribution import (
     source_attention,
 )
 from transduce.explain.faithfulness import FRACTIONS, measure, spearman
+from transduce.explain.records import page_record
 from transduce.flow import EOS, Batch, Padded
 
 HEAD_ENCODERS = {
@@ -91,6 +89,8 @@ def test_integrated_gradients_are_complete(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["transformer>transformer", "recurrent>recurrent", "convolutional>convolutional"])
 def test_integrated_gradients_equal_captum(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from captum.attr import IntegratedGradients  # here: every worker collects this file, one runs it
+
     inputs = pair_of(shared(case))
     table = inputs.network.encoder.embedding
 
@@ -194,6 +194,8 @@ def test_deletions_remove_the_marked_rows() -> None:
 
 
 def test_spearman_equals_scipy() -> None:
+    from scipy.stats import spearmanr
+
     chance = np.random.default_rng(3)
     for size in (2, 5, 9):
         first, second = chance.integers(0, 4, size).astype(float), chance.normal(size=size)
@@ -231,7 +233,10 @@ def test_a_classifier_is_explained_by_attribution_and_self_attention(runs: dict[
     assert shown.weights.sum(1) == pytest.approx(np.ones(5), abs=1e-5)
     assert shown.weights[1:] == pytest.approx(explained.self_attention.mean((0, 1)))
     assert {text for text, _ in explained.nbest} <= {"good", "bad"}
-    assert '"attributed":1' in html.render_page([explained])
+    content = page_record([explained], "run")
+    assert content["run"]["shape"] == "encoder-head"
+    assert list(content["explanations"][0]["attributions"]) == ["integrated_gradients"]
+    assert content["explanations"][0]["explanation"]["kinds"] == {"encoder": [2, 2, 4, 4]}
 
 
 def test_a_recurrent_tagger_has_attributions_alone(runs: dict[str, Path]) -> None:

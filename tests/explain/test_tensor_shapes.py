@@ -14,10 +14,10 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from run_fixtures import Command
 
-from transduce.build import build_model, complete_recipe, count_parameters
 from transduce.explain.shape_recorder import ShapeEntry, ShapeRow, merge_repeated
 from transduce.explain.tensor_shapes import explain_shapes
 from transduce.recipe import load, parse
+from transduce.recipe.build import build_model, complete_recipe, count_parameters
 
 GRU = {"kind": "recurrent", "cell": "gru", "width": 24}
 BLOCKS = {"kind": "transformer", "layers": 4, "width": 24, "heads": 4, "ff_width": 40}

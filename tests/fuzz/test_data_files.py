@@ -16,8 +16,8 @@ from fuzzing import Outcome, fuzz, mutate_bytes
 from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Example
-from transduce.modalities.audio.modality import Audio, AudioFeatures
-from transduce.modalities.image.modality import Image
+from transduce.modalities.audio import Audio, AudioFeatures
+from transduce.modalities.image import Image
 from transduce.recipe import Corpus
 
 PAIRS = [(f"wort {number} ä", f"word {number} 😀") for number in range(40)]

@@ -13,9 +13,9 @@ from export_fixtures import TEXTS, make_run, pair
 from fuzzing import ODD_VALUES, Outcome, fuzz, mutate_bytes, mutate_tree
 
 import transduce
-from transduce.build import complete_recipe
 from transduce.inference import Model
 from transduce.recipe import GenerationRecipe, load, override, parse
+from transduce.recipe.build import complete_recipe
 from transduce.run import Run
 
 KEPT = sorted((Path(__file__).parents[2] / "recipes").glob("*/*.yaml"))

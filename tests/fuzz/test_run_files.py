@@ -73,12 +73,12 @@ def test_tokenizers(damage: Callable[..., Damage]) -> None:
 
 def test_checkpoint(damage: Callable[..., Damage]) -> None:
     files = damage("checkpoints/final/*", "checkpoints/best.json")
-    fuzz("checkpoint", "weights, state and manifest of a finished run", files, cases=30)
+    fuzz("checkpoint", "weights, state and manifest of a finished run", files, cases=34)
 
 
 def test_checkpoints_of_an_interrupted_run(damage: Callable[..., Damage]) -> None:
     files = damage("checkpoints/best.json", "checkpoints/step-*/*", finished=False)
-    fuzz("interrupted run", "best.json and checkpoints of a run that is not finished", files, cases=30)
+    fuzz("interrupted run", "best.json and checkpoints of a run that is not finished", files, cases=34)
 
 
 def test_metrics(attention_run: Path, tmp_path: Path) -> None:

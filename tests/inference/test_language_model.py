@@ -16,7 +16,7 @@ import transduce
 from transduce.autoconfig import recipe_for
 from transduce.contracts import ScoredText
 from transduce.data.readers.corpus import text_chunks
-from transduce.data.tokenizers.running_text import count_text
+from transduce.data.tokenizers.tokenizer import count_text
 from transduce.errors import InputError
 from transduce.evaluation.comparison import compare
 from transduce.evaluation.evaluate import SystemOutput, evaluate, find_metric

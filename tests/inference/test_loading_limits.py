@@ -11,10 +11,10 @@ import yaml
 from export_fixtures import make_run, pair
 
 import transduce
-from transduce.build import complete_recipe
 from transduce.errors import InputError
 from transduce.inference import Model
 from transduce.recipe import parse
+from transduce.recipe.build import complete_recipe
 from transduce.run import Run
 
 
@@ -81,7 +81,7 @@ def test_weights_that_are_not_finite_are_named(value: float, run: Run) -> None:
 
 
 def test_a_model_of_too_many_tensors_is_refused_while_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transduce.build.MAX_TENSORS", 100)
+    monkeypatch.setattr("transduce.recipe.build.MAX_TENSORS", 100)
     part = {"kind": "transformer", "layers": 6}
     with pytest.raises(InputError, match="more than 100 weight tensors"):
         complete_recipe(parse({"model": {"encoder": part, "decoder": part}}))

@@ -20,10 +20,9 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.errors import InputError
 from transduce.flow import EOS
-from transduce.inference.lowering import backends, lower
-from transduce.inference.lowering.backends import GPU_BACKENDS
-from transduce.inference.lowering.lower import lower_decoders, lower_for_gpu, lower_network
-from transduce.inference.lowering.program import LoweredDecoder, TopKLoweredDecoder
+from transduce.inference import lowering
+from transduce.inference.decoder_program import LoweredDecoder, TopKLoweredDecoder
+from transduce.inference.lowering import GPU_BACKENDS, lower_decoders, lower_for_gpu, lower_network
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.dispatch import Operation
 from transduce.model import Transducer
@@ -38,13 +37,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return lambda *given: counts.update([operation.name]) or operation(*given)
 
     for name in ("DECODE_QKV", "TOP_K_TOKENS"):
-        monkeypatch.setattr(backends, name, count(getattr(backends, name)))
+        monkeypatch.setattr(lowering, name, count(getattr(lowering, name)))
     return counts
 
 
 def pair(model: Transducer) -> tuple[Transducer, Transducer]:
     """The modules, and the network lowered to operations."""
-    lower._replace(model, lower._join_projections)
+    lowering._replace(model, lowering._join_projections)
     lowered = copy.deepcopy(model)
     lower_decoders(lowered, GPU_BACKENDS.values())
     assert isinstance(lowered.decoder, TopKLoweredDecoder)
@@ -111,7 +110,7 @@ def test_other_calls_run_the_modules(calls: Counter[str]) -> None:
 
 def test_many_rows_run_the_modules(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     _, quick = pair(build(SHAPES["pre-norm"]))
-    monkeypatch.setattr(backends, "MAX_ROWS", 2)
+    monkeypatch.setattr(lowering, "MAX_ROWS", 2)
     search(quick, sources(), Greedy(), max_lengths=torch.tensor([3, 3, 3]))
     assert not calls["decode_qkv"]
 
@@ -122,7 +121,7 @@ def test_many_rows_run_the_modules(calls: Counter[str], monkeypatch: pytest.Monk
 )
 def test_unsupported_decoders_are_not_lowered(options: dict[str, Any]) -> None:
     model = build({**options, "position": options.get("position", Sinusoidal)})
-    lower._replace(model, lower._join_projections)
+    lowering._replace(model, lowering._join_projections)
     lower_decoders(model, GPU_BACKENDS.values())
     assert type(model.decoder) is TransformerDecoder  # type: ignore[union-attr]
 
@@ -149,11 +148,11 @@ def test_auto_precision_reaches_the_fused_decoder_on_a_gpu(monkeypatch: pytest.M
     """A GPU is stood in for: the choice depends on the device alone, the weights stay on the CPU."""
     gpu = torch.device("cuda")
     for fast, dtype, kind in ((True, torch.bfloat16, TopKLoweredDecoder), (False, torch.float32, TransformerDecoder)):
-        monkeypatch.setattr(lower, "has_fast_bf16", lambda device, fast=fast: fast)
+        monkeypatch.setattr(lowering, "has_fast_bf16", lambda device, fast=fast: fast)
         lowered: Any = lower_network(build(SHAPES["post-norm"]), "auto", device=gpu)
         assert type(lowered.decoder) is kind
         assert {one.dtype for one in lowered.parameters()} == {dtype}
-    monkeypatch.setattr(lower, "has_fast_bf16", lambda device: True)
+    monkeypatch.setattr(lowering, "has_fast_bf16", lambda device: True)
     rotary: Any = lower_network(build({"position": Rotary}), "auto", device=gpu)  # the kernels do not support it
     assert type(rotary.decoder) is TransformerDecoder
     assert {one.dtype for one in rotary.parameters()} == {torch.float32}
@@ -161,12 +160,12 @@ def test_auto_precision_reaches_the_fused_decoder_on_a_gpu(monkeypatch: pytest.M
 
 def test_choice_of_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    monkeypatch.setattr(lower, "has_fast_bf16", lambda device: True)
-    assert lower.choose_precision("auto", cpu) == "fp32"
-    assert lower.choose_precision("auto", cpu, "int8") == "int8"
-    assert lower.choose_precision("auto", gpu, "int8") == "bf16"
-    assert lower.choose_precision("fp32", gpu) == "fp32"
+    monkeypatch.setattr(lowering, "has_fast_bf16", lambda device: True)
+    assert lowering.choose_precision("auto", cpu) == "fp32"
+    assert lowering.choose_precision("auto", cpu, "int8") == "int8"
+    assert lowering.choose_precision("auto", gpu, "int8") == "bf16"
+    assert lowering.choose_precision("fp32", gpu) == "fp32"
     with pytest.raises(InputError, match="int8"):
-        lower.choose_precision("int8", gpu)
+        lowering.choose_precision("int8", gpu)
     with pytest.raises(InputError, match="unknown precision"):
-        lower.choose_precision("int9", cpu)  # type: ignore[arg-type]
+        lowering.choose_precision("int9", cpu)  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ import torch
 from torch.testing import assert_close
 
 from transduce.autoconfig import recipe_for
-from transduce.build import build_model, complete_recipe
 from transduce.data.batching import DataPosition
 from transduce.data.prepare import prepare_data, train_tokenizers
 from transduce.errors import InputError
@@ -17,6 +16,7 @@ from transduce.evaluation.held_out import load_held_out, predict
 from transduce.flow import BOS, EOS, UNK, Batch, Padded
 from transduce.inference import load
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 from transduce.recipe.registry import user_classes
 from transduce.training.experiment import train
 

@@ -13,10 +13,9 @@ from torch import nn
 
 import transduce
 from transduce.errors import InputError
-from transduce.inference.lowering import lower_network
-from transduce.inference.lowering.lower import PackedRecurrent
-from transduce.inference.lowering.program import LoweredDecoder
-from transduce.kernels.packed_linear import PackedBFloat16, PackedFloat32, PackedInt8, has_vnni
+from transduce.inference.decoder_program import LoweredDecoder
+from transduce.inference.lowering import PackedRecurrent, lower_network
+from transduce.kernels.linear import PackedBFloat16, PackedFloat32, PackedInt8, has_vnni
 
 
 @given(rows=st.integers(1, 9), width=st.integers(1, 70), outputs=st.integers(1, 40), seed=st.integers(0, 99))

@@ -15,7 +15,7 @@ from torch import nn
 import transduce
 from transduce.errors import InputError
 from transduce.inference.quantisation import quantise, rounded_weights, whole_weights
-from transduce.kernels.packed_linear import quantise_rows
+from transduce.kernels.linear import quantise_rows
 from transduce.run import Run
 from transduce.training.experiment import train
 

@@ -197,4 +197,5 @@ def test_list_shows_every_family():
     assert result.exit_code == 0, result.output
     rows = [line.split("\t") for line in result.output.splitlines()]
     assert [row[0] for row in rows[1 : 1 + len(FAMILIES)]] == list(FAMILIES)
-    assert ["WhisperForConditionalGeneration", "encoder-decoder", "audio", "no"] in rows
+    assert ["WhisperForConditionalGeneration", "encoder-decoder", "audio", "yes"] in rows
+    assert ["Pix2StructForConditionalGeneration", "encoder-decoder", "image", "no"] in rows

@@ -142,6 +142,29 @@ def test_unsupported_option_is_named(changes, named, tmp_path):
     assert not (tmp_path / "there").exists()
 
 
+IMAGE = {"front": {"kind": "patches", "patch_size": 4}}, {"picture": {"kind": "image", "size": 8, "channels": 1}}
+SOUND = {"front": {"kind": "conv_subsampling", "strides": (2,)}}, {"sound": {"kind": "audio_features", "size": 6}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sources", "model", "named"),
+    [
+        (*IMAGE, {}, "encoder.front"),
+        (*SOUND, {}, "encoder.front"),
+        ({"causal": True}, {}, {}, "encoder.causal"),
+        ({}, {}, {"ctc": {}}, "ctc"),
+    ],
+    ids=["images", "sound", "causal", "ctc"],
+)
+def test_unsupported_encoder_is_named(changes, sources, model, named, tmp_path):
+    parts = {"encoder": transformer(layers=1, **changes), "decoder": transformer(layers=1), **model}
+    sections = {"data": {"format": "pairs", "max_length": 20, "sources": sources}}
+    sections |= {"training": {"objective": {"kind": "joint_ctc"}}} if model else {}
+    run = make_run(tmp_path / "run", parts, **sections)
+    with pytest.raises(InputError, match=named):
+        export(run.folder, tmp_path / "there", "ctranslate2")
+
+
 PRECISIONS = {"fp32": 0.0, "fp16": 2e-3, "bf16": 2e-2, "int16": 5e-3, "int8": 2e-2}  # errors of weights that are shown
 
 

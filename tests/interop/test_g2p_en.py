@@ -142,8 +142,8 @@ def test_every_array_has_a_native_name():
 
 def test_bridge_is_required_where_states_differ():
     """Nothing leads from a wider summary, or to a state of several parts, but a bridge."""
-    from transduce.build import complete_recipe
     from transduce.recipe import parse
+    from transduce.recipe.build import complete_recipe
 
     part = {"kind": "recurrent", "width": 16}
     for other in ({"width": 8}, {"layers": 2}, {"cell": "lstm"}):

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.attention.attend import Attend
-from transduce.attention.normalisers import Softmax
-from transduce.attention.scores import MLP
+from transduce.attention.multihead import Attend
+from transduce.attention.scores import MLP, Softmax
 from transduce.kernels.native.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no C compiler")

@@ -14,8 +14,7 @@ from triton_support import DEVICE, INTERPRETED, allow_any_device, needs_triton
 from transduce.contracts import Strategy
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample, length_power
-from transduce.inference.lowering.backends import GPU_BACKENDS
-from transduce.inference.lowering.lower import lower_decoders, lower_for_gpu
+from transduce.inference.lowering import GPU_BACKENDS, lower_decoders, lower_for_gpu
 from transduce.kernels.beam_update import BEAM_UPDATE
 from transduce.kernels.cuda_graph import SearchGraphs
 

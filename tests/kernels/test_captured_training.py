@@ -12,7 +12,7 @@ from kernel_fixtures import BATCH, gradients, model_of, replaces_kernels, takes_
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from transduce.data.epoch_plan import Packing
+from transduce.data.batching import Packing
 from transduce.kernels import attention, linear
 from transduce.kernels.dispatch import captured_pass, current_pass
 from transduce.kernels.linear import cast_weights, weight_cast

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from transduce.kernels.dropout import dropout_add
+from transduce.kernels.add_norm import dropout_add
 from transduce.kernels.native.library import library
 from transduce.layers.feed_forward import Dropout
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.kernels import linear
 from transduce.kernels.dispatch import to_matmul_dtype
 from transduce.kernels.linear import can_join, joint_linear
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 BATCH = Batch(
     Padded.from_rows([[5, 6, 7, 8, EOS], [9, EOS], [4, 4, 6, EOS]]),

@@ -7,8 +7,7 @@ import torch
 
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import PAD, Batch, Padded
-from transduce.inference.lowering import lower_network
-from transduce.inference.lowering.backends import NativeEncoderBlock
+from transduce.inference.lowering import NativeEncoderBlock, lower_network
 from transduce.kernels.native.library import library
 from transduce.layers.embedding import Embedding
 

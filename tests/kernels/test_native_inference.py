@@ -24,12 +24,11 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import Batch, Hypothesis, Padded, Shortlists
-from transduce.inference.lowering import lower_network
-from transduce.inference.lowering.backends import NativeBackend, OperationsBackend
+from transduce.inference.lowering import NativeBackend, OperationsBackend, lower_network
+from transduce.kernels.beam_update import TOP_K
+from transduce.kernels.linear import PackedInt8, PackedLinear, quantise_rows
 from transduce.kernels.native import library as libraries
 from transduce.kernels.native.inference import NativeLinear, linear_top_k
-from transduce.kernels.packed_linear import PackedInt8, PackedLinear, quantise_rows
-from transduce.kernels.top_k import TOP_K
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import EncoderDecoder
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
+from transduce.kernels.linear import PackedFloat32, PackedInt8
 from transduce.kernels.native import library as libraries
-from transduce.kernels.packed_linear import PackedFloat32, PackedInt8
 
 COMPILER = next((path for name in libraries.COMPILERS if (path := libraries.shutil.which(name))), "")
 needs_compiler = pytest.mark.skipif(not COMPILER, reason="there is no C compiler")

@@ -26,8 +26,8 @@ from transduce.decoding.search import search
 from transduce.decoding.strategies import Beam, Greedy, HuggingFaceBeam, Sample
 from transduce.encoders.transformer import TransformerEncoder
 from transduce.flow import BOS, EOS, PAD, Batch, Hypothesis, Padded, State, TopK, TopKRequest
+from transduce.inference.decoder_program import TopKLoweredDecoder
 from transduce.inference.lowering import lower_network
-from transduce.inference.lowering.program import TopKLoweredDecoder
 from transduce.kernels.native import library as libraries
 from transduce.layers.embedding import Embedding, Output
 from transduce.model import DecoderOnly, EncoderDecoder, Transducer

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.attention.positions import max_positions
-from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.kernels.cuda_graph import COLUMN_MULTIPLE, ROW_FRACTION, Pass, TrainingGraphs, pad_to_bucket
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 
 def batch_of(lengths: list[tuple[int, int]]) -> Batch:

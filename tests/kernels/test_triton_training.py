@@ -15,11 +15,10 @@ from torch.testing import assert_close
 from triton_support import DEVICE, DTYPES, INSTALLED, INTERPRETED, NOT_INSTALLED
 
 from transduce.kernels import add_norm, linear
-from transduce.kernels.add_norm import fused_norm, fused_post_norm, fused_pre_norm
+from transduce.kernels.add_norm import fused_norm, fused_post_norm, fused_pre_norm, triton_dropout_add
 from transduce.kernels.attention import AttentionInput, triton_attention
 from transduce.kernels.cross_entropy import IGNORED, cross_entropy, logits_grad, logits_grad_with_sums
 from transduce.kernels.dispatch import captured_pass
-from transduce.kernels.dropout import triton_dropout_add
 from transduce.kernels.linear import (
     ACTIVATIONS,
     LinearOutput,
@@ -368,7 +367,7 @@ def padded_rows(values: Tensor) -> Tensor:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("apart", [True, False], ids=["padded", "whole"])
 def test_cross_entropy(size: int, smoothing: float, apart: bool, kind: torch.dtype) -> None:
-    from transduce.kernels.triton.cross_entropy import cross_entropy_backward, cross_entropy_forward
+    from transduce.kernels.triton.training import cross_entropy_backward, cross_entropy_forward
 
     rows = 6
     given = (5 * numbers(rows, size, kind=kind)).detach()

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from transduce.build import build_model, complete_recipe
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.flow import BOS, EOS, Batch, Memory, Padded
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 pytestmark = pytest.mark.slow
 

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from transduce.autoconfig import recipe_for
 from transduce.evaluation.retrieval_metrics import normalise_rows
-from transduce.retrieval import k_means, purity
-from transduce.synthetic.paraphrases import generate
+from transduce.flow import Example
+from transduce.inference.retrieval import k_means, purity
+from transduce.synthetic.sentences import generate_paraphrases
 from transduce.training.experiment import TrainingResult, train
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = list(generate(2500, seed=3))
-TRAIN, HELD_OUT, DOCUMENTS = EXAMPLES[:1500], EXAMPLES[1500:1700], EXAMPLES[1700:]
+TRAIN, HELD_OUT, DOCUMENTS = slice(1500), slice(1500, 1700), slice(1700, None)
 
 
-def write(path, examples):
-    path.write_text("".join(f"{one.source}\t{one.target}\n" for one in examples))
+@cache
+def examples() -> list[Example]:
+    return list(generate_paraphrases(2500, seed=3))
+
+
+def write(path, pairs):
+    path.write_text("".join(f"{one.source}\t{one.target}\n" for one in pairs))
     return str(path)
 
 
 def trained(folder, steps: int) -> TrainingResult:
     settings = [
-        f"data.dev={write(folder / 'dev.tsv', HELD_OUT)}",
+        f"data.dev={write(folder / 'dev.tsv', examples()[HELD_OUT])}",
         f"data.cache={folder / 'cache'}",
         "tokens={source: {kind: words}, target: {kind: words}, shared: true}",
         "model.encoder={kind: convolutional, width: 64, layers: 1, dropout: 0.0}",
@@ -34,7 +41,7 @@ def trained(folder, steps: int) -> TrainingResult:
         "training.optimiser.learning_rate=0.005",
         "evaluation.resamples=100",
     ]
-    return train(recipe_for(write(folder / "pairs.tsv", TRAIN), settings, "embed"), folder / "run")
+    return train(recipe_for(write(folder / "pairs.tsv", examples()[TRAIN]), settings, "embed"), folder / "run")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +63,7 @@ def test_the_held_out_loss_falls(run):
 
 
 def test_clusters_recover_topics(run):
-    vectors = normalise_rows(run.model.embed([one.source for one in DOCUMENTS]))
-    topics = [one.extra["topic"] for one in DOCUMENTS]
+    vectors = normalise_rows(run.model.embed([one.source for one in examples()[DOCUMENTS]]))
+    topics = [one.extra["topic"] for one in examples()[DOCUMENTS]]
     found = k_means(vectors, len(set(topics)))
     assert purity(found.labels, topics) >= 0.9

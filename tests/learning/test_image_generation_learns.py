@@ -9,8 +9,8 @@ import pytest
 from PIL import Image as Picture
 
 import transduce
-from transduce.modalities.image.files import fit, read_image
-from transduce.modalities.image.tokenizers import PaletteTokenizer, VQTokenizer
+from transduce.modalities.image_files import fit, read_image
+from transduce.modalities.image_tokenizers import PaletteTokenizer, VQTokenizer
 from transduce.synthetic import write_files
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def icons(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def codes(icons: Path) -> VQTokenizer:
-    return VQTokenizer.fit([picture for _, picture in pictures(icons / "seen", 16)], 128, 4, updates=450)
+    return VQTokenizer.fit([picture for _, picture in pictures(icons / "seen", 16)], 128, 4, updates=900)
 
 
 def squared(drawn: list[np.ndarray], true: list[np.ndarray]) -> float:
@@ -73,13 +73,13 @@ def test_image_generation_from_text_learns(tmp_path, icons, codes, kind):
             "decoder": {**part, "layers": 2, "position": {"kind": "learned", "max_positions": 600}},
         },
         "training": {
-            "steps": 300,
+            "steps": 450,
             "batch_tokens": 32 * 70,
             "objective": {"label_smoothing": 0.0},
-            "optimiser": {"learning_rate": 2e-3},
+            "optimiser": {"learning_rate": 4e-3},
             "schedule": {"kind": "cosine", "warmup": 20},
-            "validate_every": 300,
-            "checkpoint_every": 300,
+            "validate_every": 450,
+            "checkpoint_every": 450,
         },
         "generation": {"strategy": "greedy", "max_ratio": 100.0},
         "evaluation": {"metrics": ["wer"], "resamples": 10},

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import transduce
-from transduce.modalities.image.files import read_image
+from transduce.modalities.image_files import read_image
 from transduce.synthetic import write_files
-from transduce.synthetic.shapes import COLOURS
+from transduce.synthetic.media import COLOURS
 
 pytestmark = pytest.mark.slow
 

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 import transduce
-from transduce import build
 from transduce.data.batching import Batches, DataPosition, gather
 from transduce.data.filters import Filters
 from transduce.data.store import build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import EOS
-from transduce.recipe import parse
+from transduce.recipe import build, parse
 from transduce.training.experiment import train
 
 OWN = '''

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transduce.build import build_model, complete_recipe
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Attention, Batch, Padded, State, Step
 from transduce.objectives import AttentionPenalty, CrossEntropy
 from transduce.objectives.attention_losses import coverage
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 SIZE = 9
 RECURRENT = {"kind": "recurrent", "width": 8, "dropout": 0.0}

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.objectives import Imitation
-from transduce.objectives.imitation import COPIED, DELETED, ENDED, FIXED, EditProblem, Expert
+from transduce.objectives.sequence_level import COPIED, DELETED, ENDED, FIXED, EditProblem, Expert
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 A, B, SIZE = 4, 5, 7
 WEIGHT = 3.0

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transduce.build import build_model, complete_recipe
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.model import Transducer
 from transduce.objectives import CrossEntropy, PrefixLM, TruncatedBPTT
 from transduce.objectives.language_modelling import joined
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 WORDS = 11
 PARTS: dict[str, dict[str, Any]] = {

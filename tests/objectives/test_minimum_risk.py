@@ -12,13 +12,13 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 from training_fixtures import WORDS, TinyBatches
 
-from transduce.build import build_model, complete_recipe
 from transduce.data.batching import DataPosition
 from transduce.flow import BOS, EOS, Batch
 from transduce.model import Transducer
 from transduce.objectives import MinimumRisk
-from transduce.objectives.minimum_risk import COSTS, edit_cost, f1_cost
+from transduce.objectives.sequence_level import COSTS, edit_cost, f1_cost
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 IDS = st.lists(st.integers(4, 7), max_size=6)
 PARTS = {

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import transduce
-from transduce import build
 from transduce.errors import InputError
 from transduce.objectives import OBJECTIVES, CrossEntropy, Distillation, RDrop
-from transduce.recipe import parse
+from transduce.recipe import build, parse
 from transduce.recipe.registry import options
 from transduce.training.experiment import TrainingResult, train
 from transduce.training.resolve import resolve

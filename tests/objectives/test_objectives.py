@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from training_fixtures import WORDS, TinyBatches, TinyModel
 
-from transduce.build import build_model, complete_recipe
 from transduce.contracts import Forward
 from transduce.data.batching import DataPosition
 from transduce.errors import InputError
@@ -28,6 +27,7 @@ from transduce.objectives import (
     ScheduledSampling,
 )
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 RECURRENT = {"kind": "recurrent", "width": 12, "dropout": 0.0}
 TRANSFORMER = {"kind": "transformer", "width": 12, "layers": 2, "heads": 3, "ff_width": 16, "dropout": 0.0}

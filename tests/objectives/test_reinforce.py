@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transduce.attention.normalisers import Softmax, StochasticHard
-from transduce.build import build_model, complete_recipe
+from transduce.attention.scores import Softmax, StochasticHard
 from transduce.decoding.search import search
 from transduce.decoding.strategies import Greedy
 from transduce.errors import InputError
@@ -20,6 +19,7 @@ from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.inference import load
 from transduce.objectives import Reinforce
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 from transduce.run import Run
 from transduce.training.experiment import train
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_fixtures import TinyBatches, TinyModel, settings
 
-from transduce.build import complete_objective
 from transduce.contracts import Forward
 from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss, Objective, ScheduledSampling
+from transduce.recipe.build import complete_objective
 from transduce.training.checkpoint import CheckpointManager
 from transduce.training.trainer import train
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import transduce
-from transduce.build import build_model, complete_recipe
 from transduce.data.readers.word_vectors import WordVectors, read_word_vectors, write_word_vectors
 from transduce.errors import InputError
 from transduce.evaluation.retrieval_metrics import normalise_rows
@@ -18,6 +17,7 @@ from transduce.flow import EOS, SPECIALS, UNK, Batch, Padded
 from transduce.interop.export import export, word_vectors_of
 from transduce.objectives import SkipGram
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 from transduce.training.experiment import train
 
 CLASSES = {

@@ -7,9 +7,8 @@ import torch
 from torch.func import functional_call
 from torch.testing import assert_close
 
-from transduce.attention.attend import WINDOWS
-from transduce.attention.normalisers import NORMALISERS
-from transduce.attention.scores import SCORES
+from transduce.attention.multihead import WINDOWS
+from transduce.attention.scores import NORMALISERS, SCORES
 
 # How each kind learns decides what its gradient must be. A new row has to say which it is.
 SMOOTH = ("softmax", "sparsemax", "entmax")  # its own gradient, which finite differences know

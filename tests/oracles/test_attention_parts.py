@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from transduce.attention.attend import Attend
-from transduce.attention.normalisers import NORMALISERS, Entmax, Gumbel, Hard, Sparsemax
+from transduce.attention.multihead import Attend
 from transduce.attention.positions import POSITIONS
-from transduce.attention.scores import SCORES
+from transduce.attention.scores import NORMALISERS, SCORES, Entmax, Gumbel, Hard, Sparsemax
 from transduce.errors import InputError
 
 SMOOTH = ("softmax", "sparsemax", "entmax")

@@ -8,9 +8,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from transduce.attention.positions import NoPosition
-from transduce.encoders.conformer import ConformerEncoder
+from transduce.encoders.transformer import ConformerEncoder
 from transduce.flow import Batch, Padded
-from transduce.modalities.audio.modality import FrameStacking
+from transduce.modalities.audio import FrameStacking
 
 WIDTH, HEADS, HIDDEN, KERNEL = 16, 4, 24, 5
 

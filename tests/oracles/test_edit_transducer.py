@@ -11,16 +11,29 @@ from contract_fixtures import SIZE, WIDTH, example_batch
 from torch import Tensor
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe
-from transduce.decoders.edit_transducer import COPY, DELETE, END, INSERT, SUBSTITUTE, EditTransducerDecoder
-from transduce.decoders.hard_attention import initial_cells
+from transduce.decoders.latent_alignment import (
+    COPY,
+    DELETE,
+    END,
+    INSERT,
+    SUBSTITUTE,
+    EditTransducerDecoder,
+    initial_cells,
+)
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 PART = {"kind": "recurrent", "width": WIDTH}
 TWO = {"kind": "multi_source", "width": WIDTH, "parts": {"lemma": PART, "features": {**PART, "kind": "identity"}}}
-OPTIONS = ({}, {"copy_action": False}, {"substitute_action": False}, {"score": "mlp", "cell": "gru"})
+OPTIONS = (
+    {},
+    {"copy_action": False},
+    {"substitute_action": False},
+    {"score": "mlp", "cell": "gru"},
+    {"condition_input": True},
+)
 
 
 def model_with(encoder: dict[str, Any] = PART, **options: Any) -> torch.nn.Module:
@@ -49,11 +62,13 @@ def action_probabilities(model: torch.nn.Module, batch: Batch) -> tuple[Tensor, 
     """T S 5 and T S V, from the weights alone."""
     decoder: EditTransducerDecoder = model.decoder
     memory = model.encoder(batch)
-    hidden, _ = decoder.rnn(
-        decoder.embedding(batch.target.values[:, :-1]), initial_cells(decoder.bridge, decoder.rnn, memory.summary)
-    )
     edited = batch.source.values.size(1)
     attended = slice(edited if batch.extra else 0, None)
+    inputs = decoder.embedding(batch.target.values[:, :-1])
+    if decoder.condition_input:
+        mean = memory.values[:, attended].mean(1, keepdim=True)
+        inputs = torch.cat((inputs, mean.expand(-1, inputs.size(1), -1)), -1)
+    hidden, _ = decoder.rnn(inputs, initial_cells(decoder.bridge, decoder.rnn, memory.summary))
     weights = decoder.score(hidden, decoder.score.keys(memory.values))[:, :, attended].softmax(-1)
     context = decoder.context_proj(weights @ memory.values[:, attended])
     query = decoder.hidden_proj(hidden) + context
@@ -101,8 +116,9 @@ def test_likelihood_is_the_sum_over_all_scripts(options: dict[str, Any], target:
     assert_close(likelihood(model, batch).exp(), probability_of_scripts(model, batch), atol=1e-7, rtol=1e-4)
 
 
-def test_features_are_attended_to_and_not_edited() -> None:
-    model, batch = model_with(TWO), pair([5, 6], [5, 8], [9, 10])
+@pytest.mark.parametrize("condition_input", [False, True])
+def test_features_are_attended_to_and_not_edited(condition_input: bool) -> None:
+    model, batch = model_with(TWO, condition_input=condition_input), pair([5, 6], [5, 8], [9, 10])
     assert_close(likelihood(model, batch).exp(), probability_of_scripts(model, batch), atol=1e-7, rtol=1e-4)
     weights = model(batch, with_attention=True).attention.cross
     assert (weights[..., 3:] == 0).all()

@@ -10,10 +10,10 @@ import torch
 from contract_fixtures import SIZE, WIDTH, example_batch
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe
-from transduce.decoders.hard_attention import HardAttentionDecoder, initial_cells
+from transduce.decoders.latent_alignment import HardAttentionDecoder, initial_cells
 from transduce.errors import InputError
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 ENCODER = {"kind": "recurrent", "width": WIDTH}
 OPTIONS = ({"order": 0}, {"monotonic": True}, {"monotonic": False, "max_jump": 1}, {"score": "mlp", "cell": "gru"})

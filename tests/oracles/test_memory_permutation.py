@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transduce.attention.attend import WINDOWS
-from transduce.attention.normalisers import NORMALISERS
-from transduce.attention.scores import SCORES
-from transduce.build import build_model, complete_recipe
+from transduce.attention.multihead import WINDOWS
+from transduce.attention.scores import NORMALISERS, SCORES
 from transduce.decoders import DECODERS
 from transduce.flow import Memory
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 # These know the order of the rows, and must show it: filters over neighbours, a walk, a neighbourhood.
 ORDERED = {"location", "monotonic", *WINDOWS}
@@ -34,7 +33,8 @@ def read(decoder: torch.nn.Module, order: torch.Tensor) -> tuple[torch.Tensor, t
     mask = torch.arange(6) < torch.tensor([[6], [4]])
     memory = Memory(values[:, order], mask[:, order], summary)
     step = decoder.advance(torch.tensor([[1, 5, 6, 4], [1, 4, 4, 8]]), decoder.start(memory), with_attention=True)
-    return step.logits, step.attention.cross
+    weights = step.attention.cross if step.attention.cross is not None else step.attention.past[..., : len(order)]
+    return step.logits, weights
 
 
 def compare(decoder: torch.nn.Module) -> bool:

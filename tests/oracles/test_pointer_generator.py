@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe
 from transduce.decoders.copy import PointerGeneratorDecoder
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 SIZE, WIDTH = 9, 8
 RECURRENT = {"kind": "recurrent", "width": WIDTH, "dropout": 0.0}

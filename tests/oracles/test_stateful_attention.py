@@ -10,13 +10,12 @@ import torch
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from transduce.attention.attend import WINDOWS
-from transduce.attention.normalisers import NORMALISERS, Monotonic
-from transduce.attention.scores import MLP, Coverage, Location
-from transduce.build import build_model, complete_recipe
+from transduce.attention.multihead import WINDOWS
+from transduce.attention.scores import MLP, NORMALISERS, Coverage, Location, Monotonic
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 
 def double(*shape: int) -> torch.Tensor:

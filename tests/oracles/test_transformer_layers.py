@@ -13,7 +13,6 @@ from transduce.attention.multihead import CrossAttention
 from transduce.attention.positions import POSITIONS, Learned, NoPosition, Rotary, Sinusoidal
 from transduce.attention.scores import Dot, ScaledDot
 from transduce.attention.self_attention import SSRU, AverageAttention, scan
-from transduce.build import complete_recipe
 from transduce.contracts import SequenceContext
 from transduce.decoders.convolutional import ConvolutionalDecoder
 from transduce.decoders.transformer import TransformerDecoder
@@ -25,6 +24,7 @@ from transduce.layers.feed_forward import FeedForward
 from transduce.layers.norm import BatchNorm, RMSNorm
 from transduce.layers.option_groups import AttentionOptions, FeedForwardOptions, SublayerOptions
 from transduce.recipe import parse
+from transduce.recipe.build import complete_recipe
 
 WIDTH, SIZE = 8, 9
 SIZES = {"layers": 1, "width": WIDTH, "heads": 2, "ff_width": 12, "dropout": 0.0, "position": NoPosition}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import transduce
-from transduce.build import complete_recipe
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS
 from transduce.recipe import parse
+from transduce.recipe.build import complete_recipe
 from transduce.training.experiment import train
 
 PART = {"kind": "transformer", "width": 8, "layers": 1, "heads": 2, "ff_width": 8}

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import transduce
 from transduce import contracts
-from transduce.build import build_model, complete_recipe
 from transduce.cli import app
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 from transduce.recipe.registry import REGISTRIES, user_classes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")

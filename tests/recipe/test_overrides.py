@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from transduce.build import complete_recipe
 from transduce.recipe import override, parse
+from transduce.recipe.build import complete_recipe
 
 GRU = {"kind": "recurrent", "width": 32, "cell": "gru", "context": "bahdanau"}
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from transduce.build import complete_recipe
 from transduce.errors import InputError
 from transduce.recipe import Recipe, dump, load, override, parse
+from transduce.recipe.build import complete_recipe
 
 SMALL = {"encoder": {"kind": "recurrent"}, "decoder": {"kind": "transformer", "position": "rotary"}}
 WHOLE = st.integers(-3, 20) | st.sampled_from([2**40, 10**400, -(10**400)])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from transduce.errors import InputError
-from transduce.retrieval import distinctive_words, k_means, pca, purity
+from transduce.inference.retrieval import distinctive_words, k_means, pca, purity
 
 
 def random_vectors(seed: int, *shape: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transduce.retrieval import write_npy
+from transduce.inference.retrieval import write_npy
 
 
 def random_vectors(seed: int, *shape: int) -> np.ndarray:

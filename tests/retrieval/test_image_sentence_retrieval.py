@@ -13,14 +13,14 @@ from torch.testing import assert_close
 from typer.testing import CliRunner
 
 import transduce
-from transduce.build import build_model, complete_recipe
 from transduce.cli import app
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded
+from transduce.inference.retrieval import nearest_neighbours
 from transduce.model import EmbeddingModel, PairEmbeddings
 from transduce.objectives import Contrastive
 from transduce.recipe import parse
-from transduce.retrieval import nearest_neighbours
+from transduce.recipe.build import build_model, complete_recipe
 from transduce.training.experiment import train
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from transduce import retrieval as search
-from transduce.retrieval import nearest_neighbours
+from transduce.inference.retrieval import nearest_neighbours
 
 
 def random_vectors(seed: int, *shape: int) -> np.ndarray:
@@ -25,7 +24,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 def test_nearest_neighbours_equal_brute_force(queries: int, documents: int, top: int, seed: int) -> None:
     asked, kept = random_vectors(seed, queries, 4), random_vectors(seed + 1, documents, 4)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(search, "_CHUNK", 7)  # several chunks must give what one gives
+        patched.setattr("transduce.inference.retrieval._CHUNK", 7)  # several chunks must give what one gives
         found = nearest_neighbours(asked, kept, top)
     for row, hits in enumerate(found):
         order = sorted(range(documents), key=lambda one: -cosine(asked[row], kept[one]))

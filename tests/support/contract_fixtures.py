@@ -11,19 +11,18 @@ from typing import Any, TypeVar
 
 import torch
 
-from transduce.attention.attend import WINDOWS
-from transduce.attention.normalisers import NORMALISERS
+from transduce.attention.multihead import WINDOWS
 from transduce.attention.positions import POSITIONS
-from transduce.attention.scores import SCORES
+from transduce.attention.scores import NORMALISERS, SCORES
 from transduce.attention.self_attention import TOKEN_MIXERS
-from transduce.build import build_model, complete_recipe
 from transduce.decoders import DECODERS
-from transduce.decoders.context import CONTEXT_MECHANISMS
+from transduce.decoders.recurrent import CONTEXT_MECHANISMS
 from transduce.encoders import ENCODERS
 from transduce.flow import BOS, EOS, Batch, Padded, State, Step
 from transduce.kernels.cuda_graph import copy_tensors, tensors_of
 from transduce.layers.recurrent import CELLS
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 Choice = TypeVar("Choice")
 SIZE = 11  # of both vocabularies
@@ -33,6 +32,7 @@ SMALL = {
     "recurrent": {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "convolutional": {"kind": "convolutional", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "ff_width": 24, "dropout": 0.3},
+    "prefix": {"kind": "prefix", "width": WIDTH, "layers": 2, "heads": 2, "ff_width": 24, "dropout": 0.3},
     "hard_attention": {"kind": "hard_attention", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "edit_transducer": {"kind": "edit_transducer", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "identity": {"kind": "identity", "width": WIDTH, "dropout": 0.3},
@@ -52,6 +52,7 @@ SMALL["multi_source"] = {
     "width": WIDTH,
     "parts": {"one": SMALL["recurrent"], "two": {**SMALL["transformer"], "width": 12}},
 }
+WITHOUT_CROSS_ATTENTION = ("prefix",)  # decoders whose weights over memory and tokens have one sum
 # Options of the Transformer's blocks, together where they might disturb each other.
 BLOCKS = (
     {"kv_heads": 1},
@@ -125,7 +126,7 @@ def _cases() -> dict[str, dict]:
             turn = (row + column) % min(len(ENCODERS), len(DECODERS))
             if turn < 2:
                 add(SMALL[encoder], SMALL[decoder], ("target", "all")[turn])
-            elif turn == 2:
+            elif turn == 2 and decoder not in WITHOUT_CROSS_ATTENTION:
                 add(SMALL[encoder], SMALL[decoder], copy={})
     for decoder in DECODERS:
         add(None, SMALL[decoder])
@@ -203,13 +204,16 @@ def _cases() -> dict[str, dict]:
     add({**SMALL["conformer"], "norm_kind": "batch", "position": "rotary"}, base_decoder)
     for part in ({"order": 0}, {"monotonic": False}, {"score": "mlp", "cell": "gru", "max_jump": 1}):
         add(base_encoder, {**SMALL["hard_attention"], **part})
-    for part in ({"copy_action": False}, {"substitute_action": False}, {"score": "mlp", "cell": "gru"}):
+    edits = {"copy_action": False}, {"substitute_action": False}, {"score": "mlp", "cell": "gru"}
+    for part in (*edits, {"condition_input": True}):
         add(base_encoder, {**SMALL["edit_transducer"], **part})
     for part in CONVOLUTIONS:
         both = {} if "heads" in part else part
         decoder = {**SMALL["convolutional"], **{name: value for name, value in part.items() if name != "causal"}}
         add({**SMALL["convolutional"], **both}, decoder)
         add(None, decoder if both else SMALL["convolutional"])
+    narrow = {**SMALL["convolutional"], "embedding_width": 12, "widths": (8, WIDTH), "kernels": (3, 1)}  # Gehring 2017
+    add({**narrow, "separate_keys": True}, {**narrow, "score": "dot", "scale_context": True}, "target")
     add({**SMALL["transformer"], "causal": True, "position": "relative", "window": 2}, SMALL["transformer"])
     return cases
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from transduce import build
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.flow import BOS, EOS, PAD
-from transduce.recipe import parse
+from transduce.recipe import build, parse
 from transduce.run import Run
 
 WORDS = [f"w{number}" for number in range(20)]

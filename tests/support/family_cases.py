@@ -46,6 +46,7 @@ class Case:
     noise: float = 0.3
     prepare: Callable[[Any], None] = field(default=lambda model: None)  # the last change of the weights
     configure: Callable[[Any, Changes], Any] | None = None  # the config of nested models
+    exported_as: str = ""  # the architecture that an export writes, where it is a relative that computes the same
 
     @property
     def decoder_only(self) -> bool:
@@ -53,7 +54,7 @@ class Case:
 
     @property
     def exported(self) -> bool:
-        return FAMILIES[self.architecture].to_config is not None
+        return bool(self.exported_as) or FAMILIES[self.architecture].to_config is not None
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,16 @@ def _nllb_moe(model: Any) -> None:
     for part in model.modules():
         if type(part).__name__ == "NllbMoeExperts":
             part.forward = MethodType(forward, part)
+    _german(model)
+
+
+def _german_once(model: Any) -> None:
+    _german(model)
+    model.get_input_embeddings().weight[23] *= 0.2  # not the most likely token of all
+
+
+def _german(model: Any) -> None:
+    """Outputs begin with the code of a language, and some end by themselves."""
     model.get_input_embeddings().weight[model.config.eos_token_id] *= 2
     model.generation_config.forced_bos_token_id = 23
 
@@ -103,11 +114,15 @@ def _nllb_moe(model: Any) -> None:
 SCALED = {"scale_embedding": True, "activation_function": "relu", "encoder_layers": 1, "decoder_layers": 3}
 
 
-def _bart_case(name: str, kind: str, first: Changes | None = None) -> Case:
+def _bart_case(name: str, kind: str, first: Changes | None = None, exported_as: str = "") -> Case:
     settings = ({**(first or {})}, SCALED)
     return Case(
-        name, f"{kind}ForConditionalGeneration", f"{kind}Config", BART_SIZES, "bart", settings, prepare=_likely_end
-    )
+        name, f"{kind}ForConditionalGeneration", f"{kind}Config", BART_SIZES, "bart", settings, prepare=_likely_end,
+        exported_as=exported_as,
+    )  # fmt: skip
+
+
+BART_MODEL = "BartForConditionalGeneration"
 
 
 LLAMA_SIZES = {
@@ -147,8 +162,11 @@ def _larger_output(model: Any) -> None:
     model.model.decoder.output_projection.weight[model.config.eos_token_id] *= 2
 
 
-def _decoder_only(name: str, kind: str, sizes: Changes, *settings: Changes) -> Case:
-    return Case(name, f"{kind}ForCausalLM", f"{kind}Config", sizes, "gpt2", settings, prepare=_larger_end)
+def _decoder_only(name: str, kind: str, sizes: Changes, *settings: Changes, exported_as: str = "") -> Case:
+    return Case(
+        name, f"{kind}ForCausalLM", f"{kind}Config", sizes, "gpt2", settings, prepare=_larger_end,
+        exported_as=exported_as,
+    )  # fmt: skip
 
 
 def _bert_to_bert(library: Any, changes: Changes) -> Any:
@@ -186,10 +204,15 @@ GEMMA_SETTINGS = (
 CASES = {
     case.name: case
     for case in (
-        _decoder_only("OPT", "OPT", OPT_SIZES, {}, {"enable_bias": False, "activation_function": "gelu"}),
+        _decoder_only(
+            "OPT", "OPT", OPT_SIZES, {}, {"enable_bias": False, "activation_function": "gelu"},
+            exported_as="GPT2LMHeadModel",
+        ),
         _decoder_only("Llama", "Llama", LLAMA_SIZES, ROPE, {"attention_bias": True, "tie_word_embeddings": True}),
         _decoder_only("Mistral", "Mistral", LLAMA_SIZES, {"sliding_window": 3, **ROPE}, {"sliding_window": None}),
-        _decoder_only("Qwen2", "Qwen2", LLAMA_SIZES, ROPE, {"tie_word_embeddings": True}),
+        _decoder_only(
+            "Qwen2", "Qwen2", LLAMA_SIZES, ROPE, {"tie_word_embeddings": True}, exported_as="LlamaForCausalLM"
+        ),
         _decoder_only(
             "GPT-NeoX", "GPTNeoX", NEOX_SIZES, {"rope_parameters": NEOX_ROPE},
             {"use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True, "hidden_act": "relu",
@@ -202,6 +225,7 @@ CASES = {
         Case(
             "FSMT", "FSMTForConditionalGeneration", "FSMTConfig", FSMT_SIZES, "fsmt",
             ({}, {**SCALED, "tie_word_embeddings": True, "scale_embedding": False}), prepare=_larger_output,
+            exported_as="MarianMTModel",
         ),
         Case(
             "LED", "LEDForConditionalGeneration", "LEDConfig", LED_SIZES, "bart",
@@ -228,13 +252,18 @@ CASES = {
             "m2m", ({}, {"router_bias": True, "moe_token_dropout": 0.0, "decoder_sparse_step": 0}),
             prepare=_nllb_moe,
         ),
-        _bart_case("PLBart", "PLBart", {"scale_embedding": False}),
-        _bart_case("MVP", "Mvp"),
-        _bart_case("Blenderbot", "Blenderbot"),
+        _bart_case("PLBart", "PLBart", {"scale_embedding": False}, exported_as=BART_MODEL),
+        _bart_case("MVP", "Mvp", exported_as=BART_MODEL),
+        Case(
+            "M2M100, NLLB", "M2M100ForConditionalGeneration", "M2M100Config", BART_SIZES, "m2m", ({}, SCALED),
+            prepare=_german_once,
+        ),
+        _bart_case("Blenderbot", "Blenderbot", exported_as="PegasusForConditionalGeneration"),
         _bart_case("BlenderbotSmall", "BlenderbotSmall"),
         Case(
             "mT5", "MT5ForConditionalGeneration", "MT5Config", T5_SIZES, "t5",
             ({}, {"feed_forward_proj": "relu", "num_decoder_layers": 3}), 0.1, _larger_end,
+            exported_as="T5ForConditionalGeneration",
         ),
         Case(
             "UMT5", "UMT5ForConditionalGeneration", "UMT5Config", T5_SIZES, "t5",

@@ -131,7 +131,7 @@ def record(
     *,
     logits: Tensor | float | None = None,  # differences
     searches: dict[str, tuple[Sequence[Any], Sequence[Any]]] | None = None,  # greedy, beam: found and expected outputs
-    export: bool | None = None,
+    export: bool | str | None = None,  # True, or the architecture that is written for it
 ) -> None:
     """Adds measurements to the row of a family in the file FAMILY_RECORD, which docs/interop.md is written from.
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.build import build_model, complete_recipe
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.kernels import attention, dispatch, linear
 from transduce.kernels.attention import ATTENTION, AttentionInput, fits_tile
@@ -21,6 +20,7 @@ from transduce.kernels.dispatch import Backend, current_pass
 from transduce.kernels.linear import LINEAR
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 VOCABULARY = 41  # no multiple of 8: the scores are spaced
 BATCH = Batch(
@@ -176,13 +176,13 @@ def attention_backward(
 
 
 KERNELS = {
-    "transduce.kernels.triton.add_norm": (
+    "transduce.kernels.triton.training": (
         dropout_add_forward,
         dropout_backward,
         add_norm_forward,
         add_norm_backward,
+        sum_columns,
     ),
-    "transduce.kernels.triton.linear": (sum_columns,),
     "transduce.kernels.triton.attention": (attention_forward, attention_backward),
 }
 

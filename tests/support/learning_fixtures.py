@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -32,12 +33,28 @@ def learn(
 ) -> tuple[TrainingResult, list[Example]]:
     """The trained run and its test examples."""
     sets = examples_of(task, dev, longest)
+    return learn_examples(sets, encoder, decoder, steps, folder, pool=pool, rate=rate, warmup=warmup), sets[2]
+
+
+def learn_examples(
+    sets: Sequence[Sequence[Example]],
+    encoder: dict | None,
+    decoder: dict,
+    steps: int,
+    folder: Path,
+    *,
+    pool: int = 100,
+    rate: float = 6e-3,
+    warmup: int = 30,
+    vocabulary: int = 100,
+) -> TrainingResult:
+    """The run of a training on given examples: those to train on, development and test examples."""
     data = {}  # of the common cache: runs on equal files share one store
     for name, examples in zip(("train", "dev", "test"), sets, strict=True):
         path = folder / f"{name}.tsv"
         path.write_text("".join(f"{one.source}\t{one.target}\n" for one in examples))
         data[name] = str(path)
-    tokens = {"kind": "words", "size": 100}
+    tokens = {"kind": "words", "size": vocabulary}
     recipe = {
         "data": data,
         "tokens": {"source": tokens, "target": tokens, "shared": True},
@@ -55,4 +72,4 @@ def learn(
         "generation": {"strategy": "greedy"},
         "evaluation": {"metrics": ["exact"], "resamples": 10},
     }
-    return train(recipe, folder / "run"), sets[2]
+    return train(recipe, folder / "run")

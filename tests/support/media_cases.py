@@ -19,9 +19,9 @@ from huggingface_fixtures import BART, hf_ids, shake, write_tokenizer
 from torch import Tensor
 
 import transduce
-from transduce.decoding.ctc_prefix import BLANK
+from transduce.decoders.ctc import BLANK
 from transduce.flow import BOS, Batch
-from transduce.modalities.audio.modality import pad_frames
+from transduce.modalities.audio import pad_frames
 
 Inputs = dict[str, Tensor]
 
@@ -40,7 +40,20 @@ class MediaCase:
     prepare: Callable[[Any], None] = field(default=lambda model: None)  # the last change of the weights
     searches: tuple[str, ...] = tuple(SEARCHES)
     samples: int = 1300  # of the longest recording
-    exported: bool = False
+    sizes_of_images: tuple[tuple[int, int], ...] = ()  # height and width of each; empty: sources are recordings
+    configure: Callable[[Any, Changes], Any] | None = None  # the config of nested models
+    token_inputs: str = "decoder_input_ids"  # the name of the tokens that the library reads
+
+    def make_config(self, library: Any, setting: int) -> Any:
+        changes = {**self.sizes, **self.settings[setting]}
+        return self.configure(library, changes) if self.configure else getattr(library, self.config)(**changes)
+
+    def write_sources(self, folder: Path) -> list[str]:
+        return (
+            write_images(folder, self.sizes_of_images)
+            if self.sizes_of_images
+            else write_recordings(folder, self.samples)
+        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +65,7 @@ class BuiltMedia:
     model: transduce.Model
     sources: list[str]
     inputs: Callable[[str], Inputs]
-    token_inputs: str = "decoder_input_ids"  # the name of the tokens that the library reads
+    token_inputs: str
 
     def logit_difference(self) -> float:
         """The largest difference of log-probabilities; the imported model reads the sources as one padded batch."""
@@ -127,6 +140,28 @@ def write_recordings(folder: Path, samples: int) -> list[str]:
         names.append(str(folder / f"{number}.wav"))
         sounds.write(names[-1], chance.normal(0, 0.1, int(share * samples)).clip(-0.4, 0.4), 16_000)
     return names
+
+
+def write_images(folder: Path, sizes: tuple[tuple[int, int], ...]) -> list[str]:
+    """Noise on a white page, whose margin differs from one to the next."""
+    pictures = pytest.importorskip("PIL.Image")
+    chance, names = np.random.default_rng(2), []
+    for number, size in enumerate(sizes):
+        pixels = np.full((*size, 3), 255, np.uint8)
+        pixels[1 + number :, number:-1] = chance.integers(0, 256, pixels[1 + number :, number:-1].shape)
+        names.append(str(folder / f"{number}.png"))
+        pictures.fromarray(pixels).save(names[-1])
+    return names
+
+
+def _image_inputs(processor: Any, folder: Path) -> Callable[[str], Inputs]:
+    processor.save_pretrained(folder)
+
+    def inputs(source: str) -> Inputs:
+        image = pytest.importorskip("PIL.Image").open(source)
+        return dict(processor(image, return_tensors="pt"))
+
+    return inputs
 
 
 def _waveform_inputs(library: Any, folder: Path) -> Callable[[str], Inputs]:
@@ -217,6 +252,109 @@ S2T_OTHER = {
 }  # fmt: skip
 
 
+SWIN_SIZES = {
+    "image_size": [24, 16], "patch_size": 2, "embed_dim": 8, "depths": [2, 3], "num_heads": [2, 4], "window_size": 3,
+}  # fmt: skip
+PAGE_DECODER = {
+    "vocab_size": 24, "d_model": 16, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 20,
+    "max_position_embeddings": 40, "is_decoder": True, "add_cross_attention": True, **BART,
+}  # fmt: skip
+# Windows and pairs of cells that are incomplete, and a matrix between the two sides.
+SWIN_OTHER = {
+    "encoder": {
+        "image_size": [20, 28], "patch_size": 4, "qkv_bias": False, "hidden_act": "relu", "mlp_ratio": 1.5,
+        "layer_norm_eps": 0.1,
+    },
+    "decoder": {"d_model": 20, "scale_embedding": True, "activation_function": "relu", "tie_word_embeddings": False},
+}  # fmt: skip
+
+
+def _pages(library: Any, changes: Changes) -> Any:
+    """DonutSwin with mBART."""
+    encoder = library.DonutSwinConfig(**{**SWIN_SIZES, **changes.get("encoder", {})})
+    decoder = library.MBartConfig(**{**PAGE_DECODER, **changes.get("decoder", {})})
+    config = library.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.tie_word_embeddings = config.decoder.tie_word_embeddings
+    for key, value in BART.items():
+        setattr(config, key, value)
+    return config
+
+
+def _donut(library: Any, folder: Path) -> Callable[[str], Inputs]:
+    write_tokenizer(folder, "roberta")
+    size = _stored_size(folder)
+    return _image_inputs(library.DonutImageProcessor(size=size, do_align_long_axis=True), folder)
+
+
+def _nougat(library: Any, folder: Path) -> Callable[[str], Inputs]:
+    write_tokenizer(folder, "roberta")
+    return _image_inputs(library.NougatImageProcessor(size=_stored_size(folder)), folder)
+
+
+def _stored_size(folder: Path) -> dict[str, int]:
+    height, width = json.loads((folder / "config.json").read_text())["encoder"]["image_size"]
+    return {"height": height, "width": width}
+
+
+def _page_case(name: str, write: Callable[[Any, Path], Callable[[str], Inputs]]) -> MediaCase:
+    return MediaCase(
+        name, "VisionEncoderDecoderModel", "VisionEncoderDecoderConfig", {}, write, ({}, SWIN_OTHER), 0.3,
+        sizes_of_images=((36, 24), (21, 33), (50, 20)), configure=_pages,
+    )  # fmt: skip
+
+
+PATCH_SIDES = {
+    "vision_config": {
+        "hidden_size": 16, "patch_embed_hidden_size": 48, "d_kv": 6, "d_ff": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 3, "seq_len": 20,
+    },
+    "text_config": {
+        "vocab_size": 26, "hidden_size": 16, "d_kv": 4, "d_ff": 20, "num_layers": 2, "num_heads": 4,
+        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16,
+    },
+}  # fmt: skip
+PATCHES_OTHER = {
+    "vision_config": {"dense_act_fn": "gelu", "layer_norm_eps": 0.1, "num_hidden_layers": 1},
+    "text_config": {"dense_act_fn": "relu", "layer_norm_epsilon": 0.01, "num_layers": 3},
+    "tie_word_embeddings": True,
+}
+
+
+def _patches(library: Any, changes: Changes) -> Any:
+    sides = {side: {**sizes, **changes.get(side, {})} for side, sizes in PATCH_SIDES.items()}
+    return library.Pix2StructConfig(**{**changes, **sides})
+
+
+def _pix2struct(library: Any, folder: Path) -> Callable[[str], Inputs]:
+    write_tokenizer(folder, "t5")
+    return _image_inputs(library.Pix2StructImageProcessor(max_patches=12, patch_size={"height": 4, "width": 4}), folder)
+
+
+GIT_SIZES = {
+    "vocab_size": 25, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20,
+    "max_position_embeddings": 30, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0,
+}  # fmt: skip
+GIT_VISION = {
+    "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 16,
+    "patch_size": 4,
+}  # fmt: skip
+GIT_OTHER = {
+    "vision_config": {"hidden_act": "gelu", "layer_norm_eps": 0.1, "num_hidden_layers": 1},
+    "hidden_act": "relu", "layer_norm_eps": 0.01, "num_hidden_layers": 3, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def _captions(library: Any, changes: Changes) -> Any:
+    vision = {**GIT_VISION, **changes.get("vision_config", {})}
+    return library.GitConfig(**{**GIT_SIZES, **changes, "vision_config": vision})
+
+
+def _git(library: Any, folder: Path) -> Callable[[str], Inputs]:
+    write_tokenizer(folder, "bert", ("[MASK]",))
+    size = {"height": 16, "width": 16}
+    return _image_inputs(library.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=size), folder)
+
+
 MEDIA_CASES = {
     case.name: case
     for case in (
@@ -226,6 +364,16 @@ MEDIA_CASES = {
             "Speech2Text", "Speech2TextForConditionalGeneration", "Speech2TextConfig", S2T_SIZES, _spoken_words,
             ({}, S2T_OTHER), noise=0.5, samples=8000,
         ),
+        MediaCase(
+            "GIT", "GitForCausalLM", "GitConfig", {}, _git, ({}, GIT_OTHER), 0.7,
+            sizes_of_images=((16, 16), (25, 16), (20, 37)), configure=_captions, token_inputs="input_ids",
+        ),
+        MediaCase(
+            "Pix2Struct", "Pix2StructForConditionalGeneration", "Pix2StructConfig", {}, _pix2struct,
+            ({}, PATCHES_OTHER), 0.1, sizes_of_images=((36, 24), (9, 33), (50, 20)), configure=_patches,
+        ),
+        _page_case("Donut", _donut),
+        _page_case("Nougat", _nougat),
         MediaCase(
             "Moonshine", "MoonshineForConditionalGeneration", "MoonshineConfig", MOONSHINE_SIZES, _waveform_words,
             ({}, MOONSHINE_OTHER), prepare=_loud_samples, samples=8000,
@@ -240,7 +388,7 @@ def built_media(name: str, setting: int = 0) -> BuiltMedia:
     library, case = pytest.importorskip("transformers"), MEDIA_CASES[name]
     folder = Path(tempfile.mkdtemp(prefix="family-"))
     torch.manual_seed(3)
-    config = getattr(library, case.config)(**{**case.sizes, **case.settings[setting]})
+    config = case.make_config(library, setting)
     made = shake(getattr(library, case.architecture)(config), size=case.noise)
     with torch.no_grad():
         case.prepare(made)
@@ -248,5 +396,5 @@ def built_media(name: str, setting: int = 0) -> BuiltMedia:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made.save_pretrained(folder)
-    inputs, sources = case.write(library, folder), write_recordings(folder, case.samples)
-    return BuiltMedia(folder, made, transduce.load(folder, device="cpu"), sources, inputs)
+    inputs, sources = case.write(library, folder), case.write_sources(folder)
+    return BuiltMedia(folder, made, transduce.load(folder, device="cpu"), sources, inputs, case.token_inputs)

@@ -27,13 +27,16 @@ from transduce import cli
 from transduce.contracts import Forward
 from transduce.data.batching import DataPosition
 from transduce.flow import BOS, EOS, Batch, Padded, State, Step
-from transduce.objectives import CrossEntropy, Loss
-from transduce.recipe import TrainingRecipe
-from transduce.training import experiment
+from transduce.objectives import CrossEntropy, Loss, Objective
+from transduce.recipe import TrainingRecipe, parse, registry
+from transduce.recipe.build import build_model, complete_recipe
+from transduce.training import distributed, experiment
 from transduce.training.checkpoint import CheckpointManager
 from transduce.training.distributed import Processes, pick_device
+from transduce.training.optimisers import build_optimiser
 from transduce.training.report import LogEntry, RunReport, SilentReport, read_log
 from transduce.training.trainer import Outcome, train
+from transduce.training.update import Update, UpdateBatch, shortest_row, split_batch
 
 WORDS = 24  # V
 
@@ -103,6 +106,19 @@ class FailingObjective(CrossEntropy):
             raise torch.OutOfMemoryError("CUDA out of memory")
         loss = super().__call__(model, batch)
         return replace(loss, total=loss.total * float("nan")) if 20 in batch.rows else loss
+
+
+class SmallMemory(CrossEntropy):
+    """Runs out of memory with more than `rows` rows."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def __call__(self, model: Forward, batch: Batch) -> Loss:
+        if batch.size > self.rows:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().__call__(model, batch)
 
 
 def settings(**changes: Any) -> TrainingRecipe:
@@ -246,11 +262,14 @@ def main(options: dict[str, Any]) -> None:
         cli.main()
         sys.exit(0)
     folder = Path(options["folder"])
+    if "shapes" in options:
+        compare_shapes(options["shapes"], folder)
+        sys.exit(0)
     if "recipe" in options:
         outcome = experiment.train(options["recipe"], folder, resume=True).outcome
         sys.exit(128 + outcome.signal if outcome.signal else 0)
     device = pick_device("cpu")
-    with Processes.start(device) as processes:
+    with Processes.start(device, options["settings"].get("parallel", "ddp")) as processes:
         batches = TinyBatches(options.get("rows", 6))
         outcome = train(
             TinyModel(options.get("dropout", 0.0), seed=processes.rank),
@@ -261,9 +280,53 @@ def main(options: dict[str, Any]) -> None:
             processes=processes,
             device=device,
             validate=loss_on(batches),
-            objective=FailingObjective() if options.get("failing") else None,
+            objective=FailingObjective() if options.get("failing") else SmallMemory(options.get("memory", 1000)),
+            largest_batch=TinyBatches(8).at(DataPosition()) if "memory" in options else None,
         )
         sys.exit(128 + outcome.signal if outcome.signal else 0)
+
+
+def compare_shapes(shapes: dict[str, dict[str, Any]], folder: Path) -> None:
+    """The losses of three updates of each model, sharded, whole in all processes, and in one, as losses.json.
+
+    One process has as many micro-batches as there are processes, and so the same random numbers.
+    """
+    distributed.BUCKET_SIZE = 64  # several buckets
+    with Processes.start(pick_device("cpu"), "fsdp") as processes:
+        found = {}
+        for name, content in shapes.items():
+            found[name] = [
+                losses_of_shape(content, processes, "fsdp"),
+                losses_of_shape(content, processes, "ddp"),
+                losses_of_shape(content, Processes(), "ddp", processes.size) if processes.is_main else [],
+            ]
+        if processes.is_main:
+            (folder / "losses.json").write_text(json.dumps(found))
+
+
+def losses_of_shape(content: dict[str, Any], processes: Processes, parallel: str, accumulate: int = 1) -> list[float]:
+    from contract_fixtures import SIZE, example_batch
+
+    from transduce.training.fsdp import ShardedModel
+
+    recipe = complete_recipe(parse(content))
+    training = recipe.training.model_copy(update={"accumulate": accumulate})
+    torch.manual_seed(1)
+    model, device = build_model(recipe.model, SIZE, SIZE).train(), pick_device("cpu")
+    sharded = ShardedModel(model, device, processes.size) if parallel == "fsdp" else None
+    optimiser = build_optimiser(training.optimiser, model)
+    objective: Objective = registry.factory(Objective, training.objective)()
+    update = Update(model, optimiser, objective, training, processes, device, sharded)
+    losses = []
+    for step in range(1, 4):
+        lengths = [(3, 4), (5, 2), (1, 6), (4, 4), (2, 3)]
+        batch = example_batch([(source, source) for source, _ in lengths] if recipe.model.head else lengths, step)
+        micro_batches = split_batch(batch, processes, accumulate)
+        content_of_update = UpdateBatch(micro_batches, objective.count(batch), shortest_row(batch))
+        result = update(content_of_update, step, 0.01)
+        assert not result.nonfinite, result.nonfinite
+        losses.append(result.loss / result.count)
+    return losses
 
 
 def die_at(count: int, owner: Any, *names: str) -> None:
@@ -329,14 +392,14 @@ def await_line(options: dict[str, Any]) -> None:
         time.sleep(0.001)
 
 
-def kill_until_done(options: dict[str, Any], kills: int, seed: int) -> dict[str, int]:
-    """Kills a training process, now with a batch, now during a save, and lets the last one finish."""
+def kill(options: dict[str, Any], kills: int, seed: int) -> int:
+    """Kills a training process, now with a batch, now during a save; how often it died."""
     draw = random.Random(seed)
     died = 0
     for number in range(kills):
         how = {"die_at": draw.randint(1, 60)} if number % 2 else {"die_at_batch": draw.randint(1, 24)}
         died += wait(fork(options | how)) == -signal.SIGKILL
-    return {"died": died, "code": wait(fork(options))}
+    return died
 
 
 def act(request: dict[str, Any]) -> Any:
@@ -358,7 +421,7 @@ def act(request: dict[str, Any]) -> Any:
         time.sleep(0.1)
         os.kill(children[0], request["signal"])
         return [wait(child) for child in children]
-    return kill_until_done(options, request["kills"], request["seed"])
+    return kill(options, request["kills"], request["seed"])
 
 
 if __name__ == "__main__":

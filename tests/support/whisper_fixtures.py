@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from huggingface_fixtures import shake
@@ -65,3 +66,13 @@ def make_whisper(folder, times=2, **generation):
     library.WhisperFeatureExtractor(chunk_length=1).save_pretrained(folder)
     _write_tokenizer(folder, times)
     return model
+
+
+def write_recordings(folder) -> list[str]:
+    """Noise of one second and less."""
+    sounds = pytest.importorskip("soundfile")
+    chance, names = np.random.default_rng(2), []
+    for number, length in enumerate((16_000, 9_000, 4_321)):
+        names.append(str(folder / f"{number}.wav"))
+        sounds.write(names[-1], chance.normal(0, 0.1, length).clip(-0.4, 0.4), 16_000)
+    return names

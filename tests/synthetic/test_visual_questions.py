@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from transduce.synthetic import shapes
-from transduce.synthetic.shapes import COLOURS, generate_column_questions, generate_scene_questions
+from transduce.synthetic.media import COLOURS, generate_column_questions, generate_scene_questions
 
 
 def examples(generate, count: int = 1500, drawn: int = 300) -> list:
@@ -20,7 +19,7 @@ def examples(generate, count: int = 1500, drawn: int = 300) -> list:
     found = generate(random.Random(5), False)
     first = list(islice(found, drawn))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shapes, "render_png", lambda *_: b"")
+        patched.setattr("transduce.synthetic.media.render_png", lambda *_: b"")
         return first + list(islice(found, count - drawn))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,23 +12,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce import build
 from transduce.data.prepare import prepare_data, train_tokenizers
 from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Loss
-from transduce.recipe import Recipe, parse
+from transduce.recipe import Recipe, build, parse
 from transduce.run import Run
-from transduce.training import batch_size
-from transduce.training.batch_size import (
+from transduce.training.experiment import train
+from transduce.training.resolve import (
     DEFAULT_TOKENS,
     MARGIN,
     largest_fitting,
+    resolve,
+    resumed_recipe,
     seconds_per_update,
     trial_updates,
+    with_precision,
     worst_batch,
 )
-from transduce.training.experiment import train
-from transduce.training.resolve import resolve, resumed_recipe, with_precision
 
 
 @given(limit=st.integers(1, 10**6), most=st.integers(1, 10**6))
@@ -132,8 +133,8 @@ def test_seconds_per_update_are_the_clock_of_one_batch(monkeypatch: pytest.Monke
             clock += batch.slots
             return super().__call__(model, batch)
 
-    monkeypatch.setattr(batch_size, "CrossEntropy", SlotClock)
-    monkeypatch.setattr(batch_size.time, "monotonic", lambda: clock)
+    monkeypatch.setattr("transduce.training.resolve.CrossEntropy", SlotClock)
+    monkeypatch.setattr("transduce.training.resolve.time", SimpleNamespace(monotonic=lambda: clock))
     part = {"kind": "recurrent", "width": 16}
     for tokens in (40, 1_000):
         recipe = parse({"model": {"encoder": part, "decoder": part}, "training": {"batch_tokens": tokens}})

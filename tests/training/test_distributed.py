@@ -139,7 +139,7 @@ def test_autocast_precision_and_peak_memory() -> None:
 def test_any_number_of_processes_computes_the_same_run(tmp_path: Path) -> None:
     """Also when the number changes on resume, and with dropout if the micro-batches are the same."""
     plain = {"steps": 12, "ema": 0.9, "checkpoint_every": 4, "optimiser": {"learning_rate": 0.01, "weight_decay": 0.1}}
-    half, twice = plain | {"steps": 6}, plain | {"accumulate": 2}
+    third, twice = plain | {"steps": 4}, plain | {"accumulate": 2}
 
     def task(folder: str, made: dict[str, Any], size: int, dropout: float = 0.0) -> dict[str, Any]:
         options = {"settings": made, "folder": str(tmp_path / folder), "dropout": dropout, "rows": 5}
@@ -149,15 +149,17 @@ def test_any_number_of_processes_computes_the_same_run(tmp_path: Path) -> None:
         task("one", plain, 1),
         task("two", plain, 2),
         task("six", plain, 6),  # more processes than rows: one of them has none
-        task("mixed", half, 2),
-        task("mixed", plain, 1),
+        task("mixed", third, 2),
+        task("mixed", plain | {"steps": 8}, 1),
+        task("mixed", plain, 2),
+        task("fsdp", plain | {"parallel": "fsdp"}, 2),
         task("dropout one", twice, 1, 0.2),
         task("dropout two", plain, 2, 0.2),
     )
     assert all(set(code) == {0} if isinstance(code, list) else code == 0 for code in codes)
     expected = logged_losses(tmp_path / "one")
     assert len(expected) == 12
-    for folder in ("two", "six", "mixed"):
+    for folder in ("two", "six", "mixed", "fsdp"):
         assert logged_losses(tmp_path / folder) == pytest.approx(expected, abs=1e-5)
         for kind in ("weights", "ema"):
             for name, tensor in latest_tensors(tmp_path / "one" / "checkpoints", kind).items():
@@ -203,11 +205,10 @@ def test_a_signal_ends_training_with_a_checkpoint(size: int, tmp_path: Path) -> 
     options = {"settings": made, "folder": str(tmp_path), "dropout": 0.1}
     tasks = [
         {"do": "interrupt", "options": options, "signal": number, "size": size}
-        for number in (signal.SIGTERM, signal.SIGINT)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     ]
     codes = run_processes(*tasks)
-    assert [code[0] for code in codes] == [143, 130]
-    assert all(other == 0 for code in codes for other in code[1:])  # they were not sent a signal
+    assert codes == [[128 + task["signal"]] * size for task in tasks]  # also those that were not sent the signal
     steps = CheckpointManager(tmp_path / "checkpoints").steps()
     assert steps
     assert read_log(tmp_path / "log.jsonl")[-1]["text"].endswith("interrupted")

@@ -6,9 +6,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from transduce.errors import InputError
-from transduce.training.feed import Prefetch
+from transduce.flow import Batch, Padded
+from transduce.kernels.cuda_graph import NO_CAPTURE
+from transduce.training.update import DeviceCopy, Prefetch
 
 
 def test_prefetch_keeps_order_and_raises_errors() -> None:
@@ -36,3 +39,16 @@ def test_prefetch_thread_stops_on_close() -> None:
         assert next(fetched) == 0
     assert threading.active_count() == before
     assert len(made) <= 5
+
+
+def test_batches_are_copied_after_the_capture_of_a_graph() -> None:
+    batch = Batch(Padded.from_rows([[4, 5]]))
+    copies = (DeviceCopy(torch.device("cpu"))(batch) for _ in range(1))
+    with NO_CAPTURE:
+        fetched = Prefetch(copies)
+        fetched._thread.join(0.05)
+        assert fetched._ready.empty()
+    copied = next(fetched).source
+    assert copied is not None
+    assert copied.values.tolist() == [[4, 5]]
+    fetched.close()

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from transduce.build import build_model, complete_recipe
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 from transduce.training.distributed import Processes
 from transduce.training.optimisers import build_optimiser
 from transduce.training.update import MicroBatch, Update, UpdateBatch

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from training_fixtures import TinyBatches, TinyModel, loss_on, settings
 
-from transduce import build
 from transduce.errors import InputError
-from transduce.recipe import OptimiserRecipe, parse
+from transduce.recipe import OptimiserRecipe, build, parse
 from transduce.training.checkpoint import CheckpointManager
 from transduce.training.optimisers import build_optimiser, clear_frozen_gradients, layer_depths, set_learning_rate
 from transduce.training.trainer import train

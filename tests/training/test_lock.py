@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fault_records import record
 from run_fixtures import RECURRENT, colour_pairs, settings
 from training_fixtures import fork, run_processes, wait
 
@@ -123,6 +124,7 @@ def test_two_trainings_in_one_folder(tmp_path: Path) -> None:
     assert transduce.train(recipe(tmp_path, 1), tmp_path / "run", resume=True).outcome.step >= 1
     assert [path.name for path in (tmp_path / "run").glob(".part-*")] == [alive.name]
     assert not (tmp_path / "run" / LOCK_FILE).exists()
+    record("two trainings in one folder", "the second is refused, with the process and host of the first", 2, 2)
 
 
 @pytest.mark.slow

@@ -12,14 +12,24 @@ import pytest
 from run_fixtures import RECURRENT, colour_pairs, settings
 
 import transduce
-from transduce.autoconfig.portfolio import NORMAL, Variant, portfolio, shortened, with_effort
-from transduce.build import complete_recipe
 from transduce.errors import InputError
 from transduce.recipe import Recipe, dump, parse
+from transduce.recipe.build import complete_recipe
 from transduce.run import Run
 from transduce.training import ensemble_run, experiment
 from transduce.training import ensemble_run as portfolio_search
-from transduce.training.ensemble_run import SHARES, EnsembleResult, development_scores, successive_halving, train_best
+from transduce.training.ensemble_run import (
+    NORMAL,
+    SHARES,
+    EnsembleResult,
+    Variant,
+    development_scores,
+    portfolio,
+    shortened,
+    successive_halving,
+    train_best,
+    with_effort,
+)
 from transduce.training.resolve import resolve
 
 SMALL = {"encoder": {**RECURRENT, "width": 8}, "decoder": {**RECURRENT, "width": 8}}

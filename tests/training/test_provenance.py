@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from fault_records import record
 from run_fixtures import RECURRENT, Command, colour_pairs, settings
 from training_fixtures import RecordingReport, TinyBatches, TinyModel, run_training
 from training_fixtures import settings as training_settings
@@ -148,6 +149,7 @@ def test_changed_training_data_are_noticed_whatever_the_first_batch(run: Path, t
     assert continued(run, "data.train", steps=6).step == 6
     texts = [line["text"] for line in read_log(run / "log.jsonl") if line.get("event") == "changed"]
     assert "data.train has changed, as allowed" in texts
+    record("data changed between stop and resume", "refused with both hashes, and continued where it is allowed", 1, 1)
 
 
 def test_a_replaced_development_set_is_noticed(run: Path, trained: Path) -> None:

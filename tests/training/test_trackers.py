@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from transduce.build import complete_recipe
 from transduce.contracts import Tracker
 from transduce.errors import InputError
 from transduce.recipe import parse
+from transduce.recipe.build import complete_recipe
 from transduce.recipe.registry import REGISTRIES, complete, factory
-from transduce.training.report import LogEntry, RunReport
-from transduce.training.trackers import TRACKERS
+from transduce.training.report import TRACKERS, LogEntry, RunReport
 
 MODULES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 RECIPE = {"training": {"steps": 3}, "tokens": {"shared": True}}

@@ -22,8 +22,6 @@ from training_fixtures import (
     TinyModel,
     assert_same_checkpoints,
     latest_tensors,
-    logged_losses,
-    run_processes,
     run_training,
 )
 
@@ -489,20 +487,3 @@ def test_asynchronous_updates_give_the_same_log_validations_and_weights(
     assert synchronous[:4] == other[:4]
     assert [step for step, *_ in synchronous[1]] == [2, 4, 6, 8, 10]
     assert all(torch.equal(synchronous[4][name], other[4][name]) for name in synchronous[4])
-
-
-@pytest.mark.slow
-def test_a_run_killed_at_random_moments_has_the_same_weights_bit_for_bit(tmp_path: Path) -> None:
-    made = FULL_SETTINGS | {"steps": 100, "log_every": 1, "checkpoint_every": 7, "validate_every": 10}
-    options = {"settings": made, "dropout": 0.1}
-    whole, killed = ({**options, "folder": str(tmp_path / name)} for name in ("whole", "killed"))
-    code, result = run_processes(
-        {"do": "train", "options": whole}, {"do": "kill", "options": killed, "kills": 16, "seed": 3}
-    )
-    assert code == result["code"] == 0
-    assert result["died"] >= 8
-    assert_same_checkpoints(tmp_path / "whole" / "checkpoints", tmp_path / "killed" / "checkpoints")
-    assert logged_losses(tmp_path / "whole") == logged_losses(tmp_path / "killed")
-    assert len(logged_losses(tmp_path / "whole")) == 100
-    left = {path.name for path in (tmp_path / "killed" / "checkpoints").iterdir()}
-    assert left == {path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()}

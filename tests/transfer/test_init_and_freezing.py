@@ -17,9 +17,9 @@ from rich.console import Console
 from torch import Tensor
 
 import transduce
-from transduce import build, transfer
+from transduce import transfer
 from transduce.errors import InputError
-from transduce.recipe import Recipe, parse
+from transduce.recipe import Recipe, build, parse
 from transduce.run import Run
 from transduce.synthetic.algorithmic import generate
 from transduce.training.distributed import seed_everything

@@ -12,9 +12,9 @@ from run_fixtures import RECURRENT, Command, colour_pairs, settings
 from torch import Tensor, nn
 
 import transduce
-from transduce import build, transfer
+from transduce import transfer
 from transduce.errors import InputError
-from transduce.recipe import AdaptersRecipe, parse
+from transduce.recipe import AdaptersRecipe, build, parse
 from transduce.run import Run
 from transduce.training.experiment import train
 from transduce.training.resolve import resolve

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transduce.build import build_model, complete_recipe, count_parameters
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.inference import load
 from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe, count_parameters
 from transduce.training.experiment import train
 
 SIZE, WIDTH = 11, 8

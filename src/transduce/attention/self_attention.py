@@ -34,6 +34,9 @@ class SelfAttention(MultiHeadAttention, TokenMixer):
             return self._attend_cache(query, keys, values, past, sequence, sequence.slots), past, None
         if past[0].size(2):
             keys, values = torch.cat((past[0], keys), 2), torch.cat((past[1], values), 2)  # R G U K
+        past = keys, values
+        if sequence.prefix is not None:
+            keys, values = map(_after, sequence.prefix, past)
         context, weights = self.attend_heads(
             query,
             keys,
@@ -46,7 +49,7 @@ class SelfAttention(MultiHeadAttention, TokenMixer):
             causal=sequence.causal,
             with_attention=sequence.with_attention,
         )
-        return context, (keys, values), weights
+        return context, past, weights
 
     def relative_scores(self, query: Tensor, keys: Tensor, queries: Tensor, positions: Tensor) -> Tensor | None:
         """Scores of contents and distances, added to those of contents: R H T K, R G S K, . T, . S -> R H T S."""
@@ -68,9 +71,17 @@ class SelfAttention(MultiHeadAttention, TokenMixer):
         queries = query.unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)  # B H N K
         cached_keys, cached_values = (cache.flatten(1, 2).transpose(1, 2) for cache in past)  # B G N*L K
         places = sequence.queries.view(-1, slots.beams), sequence.keys.repeat(1, slots.beams)  # B N, . N*L
-        bias = _sum(bias, self.relative_scores(queries, cached_keys, *places))
-        context, _ = self.attend_heads(queries, cached_keys, cached_values, slots.mask, bias)
+        bias, mask = _sum(bias, self.relative_scores(queries, cached_keys, *places)), slots.mask
+        if sequence.prefix is not None and sequence.mask is not None:
+            cached_keys, cached_values = map(_after, sequence.prefix, (cached_keys, cached_values))
+            mask = torch.cat((sequence.mask.expand(*mask.shape[:3], -1), mask), 3)
+        context, _ = self.attend_heads(queries, cached_keys, cached_values, mask, bias)
         return context.flatten(0, 1)[:, None]  # R 1 D
+
+
+def _after(prefix: Tensor, rows: Tensor) -> Tensor:
+    """B G P K, R G U K -> R G P+U K"""
+    return torch.cat((prefix.repeat_interleave(len(rows) // len(prefix), 0), rows), 2)
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

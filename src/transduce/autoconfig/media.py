@@ -10,8 +10,8 @@ from transduce.autoconfig.sizes import cosine, pieces_for
 from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError, UnreadableError
-from transduce.modalities.audio.files import soundfile, stored_frame_width
-from transduce.modalities.audio.modality import AudioFeatures
+from transduce.modalities.audio import AudioFeatures
+from transduce.modalities.audio_files import soundfile, stored_frame_width
 from transduce.recipe import parse
 
 SIDE = 64  # pixels of a side

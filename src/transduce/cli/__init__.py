@@ -14,23 +14,7 @@ from typing import Annotated
 import typer
 
 import transduce
-from transduce.cli import (
-    backtranslate,
-    convert,
-    data,
-    demo,
-    embed,
-    evaluate,
-    explain,
-    generate,
-    image_tokens,
-    models,
-    reproduce,
-    runs,
-    train,
-)
-from transduce.cli import reproduce as claims
-from transduce.cli import runs as cache
+from transduce.cli import data, embed, evaluate, explain, generate, runs, serve, studio, train
 from transduce.cli.options import discard_output
 from transduce.errors import InputError
 from transduce.storage import DISK_ERRORS, WriteError
@@ -47,16 +31,17 @@ app = typer.Typer(
 # In the order of `transduce --help`.
 GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Train": {
-        "demo": demo.demo,
+        "demo": train.demo,
         "train": train.train,
         "distil": train.distil,
         "compare": train.compare,
-        "reproduce": reproduce.reproduce,
+        "reproduce": evaluate.reproduce,
         "edit-recipe": train.edit_recipe,
     },
     "Use": {
         "generate": generate.generate,
-        "backtranslate": backtranslate.backtranslate,
+        "backtranslate": data.backtranslate,
+        "serve": serve.serve,
         "embed": embed.embed,
         "search": embed.search,
         "cluster": embed.cluster,
@@ -68,27 +53,29 @@ GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "calibrate": evaluate.calibrate,
         "score": evaluate.score,
         "probe": evaluate.probe,
+        "studio": studio.studio,
         "explain": explain.explain,
         "align": explain.align,
-        "explain-shapes": models.explain_shapes,
-        "models": models.models,
-        "schema": models.schema,
-        "claims": claims.claims,
+        "explain-shapes": explain.explain_shapes,
+        "models": explain.models,
+        "schema": explain.schema,
+        "claims": evaluate.claims,
     },
     "Convert": {
-        "convert": convert.convert,
-        "export": convert.export,
+        "convert": runs.convert,
+        "export": runs.export,
         "push": runs.push,
-        "merge": convert.merge,
-        "quantise": convert.quantise,
-        "shortlist": convert.shortlist,
+        "merge": runs.merge,
+        "quantise": runs.quantise,
+        "shortlist": runs.shortlist,
     },
     "Data": {
         "inspect": data.inspect,
+        "prepare": data.prepare,
         "data": data.data,
-        "encode-images": image_tokens.encode_images,
-        "decode-images": image_tokens.decode_images,
-        "cache": cache.cache,
+        "encode-images": data.encode_images,
+        "decode-images": data.decode_images,
+        "cache": runs.cache,
     },
 }
 for _group, _commands in GROUPS.items():

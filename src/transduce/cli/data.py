@@ -1,23 +1,42 @@
-"""Commands about data: inspect, and data, which generates synthetic data sets."""
+"""Commands about data: prepare, inspect, data (synthetic sets), backtranslate, encode-images, decode-images."""
 
 from __future__ import annotations
 
 import base64
 import html as markup
 import io
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from transduce.cli.options import Overrides, open_console, open_output
-from transduce.errors import InputError
-from transduce.storage import replace_file
+from transduce.cli.options import (
+    OUTPUT,
+    Beam,
+    Device,
+    Overrides,
+    RunsArgument,
+    Sample,
+    Settings,
+    TrustUserCode,
+    generation_settings,
+    load_ensemble,
+    open_console,
+    open_output,
+)
+from transduce.errors import InputError, UnreadableError
+from transduce.storage import replace_file, staged_folder, write_file
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console
 
-    from transduce.autoconfig.inspection import Inspection, SetInspection
+    from transduce.autoconfig.statistics import Inspection, SetInspection
+    from transduce.modalities.image_tokenizers import PaletteTokenizer, VQTokenizer
+
+Kind = Literal["palette", "vq"]
 
 
 def data(
@@ -73,6 +92,175 @@ def data(
             stream.write(f"{example.source}\t{example.target}\n" if SYNTHETIC[name].columns else f"{example.target}\n")
 
 
+FILTERS, WORK = "Filters", "Work"  # panels of --help
+CorpusFiles = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA", help="Data file or SOURCE,TARGET text files; patterns and addresses, as 's3://b/part-*.tsv'."
+    ),
+]
+ShardFolder = Annotated[Path, typer.Option(help="Folder of the shards; a command that was interrupted continues.")]
+Columns = Annotated[
+    str | None, typer.Option(metavar="SOURCE,TARGET", help="Columns by name or position. Default: found.")
+]
+NormalisationSteps = Annotated[
+    str, typer.Option(metavar="STEPS", help="Steps such as canonical,quotes,dashes,spaces,nfkc,lower.")
+]
+MinLength = Annotated[int, typer.Option(min=0, help="Characters of a side.", rich_help_panel=FILTERS)]
+MaxLength = Annotated[int, typer.Option(min=1, help="Characters of a side.", rich_help_panel=FILTERS)]
+MaxRatio = Annotated[
+    float | None, typer.Option(min=1, help="Largest ratio of the lengths of both sides.", rich_help_panel=FILTERS)
+]
+KeepCopies = Annotated[
+    bool, typer.Option("--keep-copies/--drop-copies", help="Pairs of two equal sides.", rich_help_panel=FILTERS)
+]
+KeepBadEncoding = Annotated[
+    bool,
+    typer.Option(
+        "--keep-bad-encoding/--drop-bad-encoding",
+        help="Texts with damaged characters, or read in a wrong encoding (fÃ¼r).",
+        rich_help_panel=FILTERS,
+    ),
+]
+KeepDuplicates = Annotated[
+    bool, typer.Option("--keep-duplicates/--drop-duplicates", help="Pairs that occur before.", rich_help_panel=FILTERS)
+]
+NearDuplicates = Annotated[
+    float | None,
+    typer.Option(
+        min=0.5,
+        max=1,
+        metavar="J",
+        help="Drop pairs whose character 5-grams have this Jaccard similarity with those of an earlier pair: 0.8.",
+        rich_help_panel=FILTERS,
+    ),
+]
+LanguageSamples = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|de,en",
+        help="Drop pairs in other languages. auto: other than those of the two sides; else that of the sources, "
+        "that of the targets, and others that may occur. With a sample of text: de=FILE,en=FILE.",
+        rich_help_panel=FILTERS,
+    ),
+]
+ScoringRun = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN", help="Write a score: the mean log-probability of a target token.", rich_help_panel=FILTERS
+    ),
+]
+MinScore = Annotated[
+    float | None, typer.Option(metavar="S", help="Drop pairs below this score.", rich_help_panel=FILTERS)
+]
+TokenizerRun = Annotated[
+    Path | None, typer.Option(metavar="RUN", help="Write token ids too, by the tokenizers of this run.")
+]
+PackedRows = Annotated[
+    str, typer.Option(metavar="S,T", help="Assign pairs to packed rows of S source and T target positions.")
+]
+ShardLines = Annotated[int, typer.Option(min=1, help="Input lines of a shard.")]
+ShardFormat = Annotated[str, typer.Option(metavar="parquet|arrow", help="Format of the shards.")]
+Processes = Annotated[int, typer.Option(min=1, help="Processes, or actors of Ray.", rich_help_panel=WORK)]
+BackendName = Annotated[
+    str,
+    typer.Option(
+        metavar="local|ray",
+        help="Processes of this machine, or Ray Data: on the cluster of RAY_ADDRESS, else on this machine.",
+        rich_help_panel=WORK,
+    ),
+]
+
+
+def prepare(
+    source: CorpusFiles,
+    output: ShardFolder,
+    settings: Overrides = None,
+    columns: Columns = None,
+    normalise: NormalisationSteps = "",
+    min_length: MinLength = 1,
+    max_length: MaxLength = 2000,
+    max_ratio: MaxRatio = None,
+    keep_copies: KeepCopies = True,
+    keep_bad_encoding: KeepBadEncoding = True,
+    keep_duplicates: KeepDuplicates = True,
+    near_duplicates: NearDuplicates = None,
+    languages: LanguageSamples = "",
+    scored_by: ScoringRun = None,
+    min_score: MinScore = None,
+    tokenizers: TokenizerRun = None,
+    pack: PackedRows = "",
+    shard_lines: ShardLines = 500_000,
+    format: ShardFormat = "parquet",
+    workers: Processes = 1,
+    backend: BackendName = "local",
+) -> None:
+    """Prepare a corpus: read, normalise, filter, remove duplicates, tokenise, pack, and write shards with a manifest.
+
+    Local files that are not compressed are split into shards; any other file is one shard. The output does not depend
+    on the number of workers or on the backend.
+
+    Examples:
+
+        transduce prepare pairs.tsv --output prepared --drop-duplicates --max-ratio 3 --workers 8
+
+        transduce prepare 's3://bucket/part-*.tsv.gz' --output prepared --near-duplicates 0.8 --backend ray
+
+        transduce train 'prepared/*.parquet' --columns source,target
+    """
+    from transduce.data.corpus_pipeline import AUTO, PipelineOptions, prepare_corpora
+    from transduce.data.filters import TextFilters
+    from transduce.data.readers.corpus import name_columns
+    from transduce.recipe import override, parse
+
+    given = [f"data.train={source}", *([] if columns is None else [f"data.columns={columns}"]), *(settings or [])]
+    data = parse(override({}, given), where="key=value").data
+    options = PipelineOptions(
+        filters=TextFilters(min_length, max_length, max_ratio, keep_copies, keep_bad_encoding),
+        normalisation=tuple(normalise.split(",")) if normalise else (),
+        invalid=data.invalid,
+        drop_duplicates=not keep_duplicates,
+        near_duplicates=near_duplicates,
+        languages=AUTO if languages == "auto" else _samples(languages),
+        scored_by="" if scored_by is None else str(scored_by.absolute()),
+        min_score=min_score,
+        tokenizers="" if tokenizers is None else str(tokenizers.absolute()),
+        pack=_positions(pack) if pack else None,
+        shard_lines=shard_lines,
+        format=_choice(format, ("parquet", "arrow"), "--format"),
+    )
+    console = open_console()
+    manifest = prepare_corpora(
+        [name_columns(corpus) for corpus in data.train],
+        output,
+        options,
+        workers=workers,
+        backend=_choice(backend, ("local", "ray"), "--backend"),
+        progress=lambda step, done, parts: console.print(f"{step}: {done:,} of {parts:,}", highlight=False),
+    )
+    console.print(f"{manifest['kept']:,} of {manifest['read']:,} pairs in {len(manifest['shards']):,} shards: {output}")
+    for reason, count in sorted(manifest["dropped"].items(), key=lambda item: -item[1]):
+        console.print(f"{count:,} dropped: {reason} (first at {manifest['first'][reason]})", highlight=False)
+
+
+def _samples(text: str) -> dict[str, str]:
+    """Sample files by language, from `de,en` or `de=FILE,en=FILE`."""
+    return dict(part.partition("=")[::2] for part in text.split(",")) if text else {}
+
+
+def _positions(text: str) -> tuple[int, int]:
+    source, comma, target = text.partition(",")
+    if not comma or not source.strip().isdecimal() or not target.strip().isdecimal():
+        raise InputError(f"{text!r} are not two numbers", where="--pack", remedy="write: 128,128")
+    return int(source), int(target)
+
+
+def _choice(value: str, known: tuple[Any, ...], option: str) -> Any:
+    if value not in known:
+        raise InputError(f"unknown value {value!r}", where=option, remedy=", ".join(known))
+    return value
+
+
 def inspect(
     source: Annotated[
         str, typer.Argument(metavar="DATA", help="Data file or SOURCE,TARGET text files, as `transduce train` reads.")
@@ -101,7 +289,7 @@ def inspect(
     import json as json_format
 
     from transduce.autoconfig import plan_for
-    from transduce.autoconfig.inspection import inspect as inspect_data
+    from transduce.autoconfig.statistics import inspect as inspect_data
     from transduce.cli.display import show_plan
 
     console = open_console()
@@ -219,3 +407,218 @@ def inspection_page(source: str, found: Inspection, picture: bytes) -> str:
         f"<h1>{markup.escape(source)}</h1><table><tr>{head}</tr>{cells}</table>{overlaps}"
         f'<img alt="histograms of lengths" src="data:image/png;base64,{pixels}">{problems}</html>\n'
     )
+
+
+def backtranslate(
+    run: RunsArgument,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Monolingual text, one sentence per line.")],
+    output: Annotated[
+        Path, typer.Option(help="Pairs: `source TAB target`, or JSONL where the name ends so.", rich_help_panel=OUTPUT)
+    ],
+    forward: Annotated[
+        bool,
+        typer.Option(
+            "--forward", help="The run goes from source to target: self-training, sequence-level distillation."
+        ),
+    ] = False,
+    sample: Sample = False,
+    beam: Beam = None,
+    settings: Settings = None,
+    tag: Annotated[str, typer.Option(help="Word before every synthetic source, such as `<BT>`.")] = "",
+    max_ratio: Annotated[float, typer.Option(min=1, help="Largest ratio of the lengths in characters.")] = 5.0,
+    mix: Annotated[Path | None, typer.Option(metavar="PAIRS", help="TSV of real pairs to write too.")] = None,
+    upsample: Annotated[int, typer.Option(min=1, help="Copies of the real pairs.")] = 1,
+    device: Device = "auto",
+    trust_user_code: TrustUserCode = False,
+) -> None:
+    """Make training pairs of monolingual text: by default back-translation with a run from target to source.
+
+    Empty and truncated outputs, copies, duplicates and pairs beyond the length ratio are left out and counted. The
+    same command continues after an interruption.
+
+    Examples:
+
+        transduce backtranslate runs/en-de english.txt --output synthetic.tsv --sample --tag "<BT>"
+
+        transduce backtranslate runs/en-de english.txt --output all.tsv --mix pairs.tsv --upsample 2
+
+        transduce backtranslate runs/de-en german.txt --output distilled.tsv --forward --beam 5
+    """
+    from rich.console import Console
+
+    from transduce.transfer.synthetic_pairs import PairOptions, write_synthetic_pairs
+
+    model = load_ensemble(run, device, trust_user_code, None, None)
+    chosen = generation_settings(settings, beam=beam, strategy="sample" if sample else None)
+    model.settings(**chosen)  # reports a wrong name or value before any input is read
+    options = PairOptions(forward, tag, max_ratio, "" if mix is None else str(mix), upsample)
+    counts = write_synthetic_pairs(model, text, output, options, Console(stderr=True), **chosen)
+    for what, count in counts.items():
+        print(f"{what}: {count:,}", file=sys.stderr)
+
+
+def encode_images(
+    file: Annotated[
+        Path, typer.Argument(metavar="PAIRS", help="TSV with an image file and its caption, as for --task caption.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER", help="Folder for pairs.tsv and the tokenizer (palette.json or codes.safetensors)."
+        ),
+    ],
+    kind: Annotated[
+        Kind, typer.Option(help="palette: one token per pixel, its colour. vq: one token per patch, by a VQ-VAE.")
+    ] = "palette",
+    size: Annotated[int, typer.Option(min=2, max=64, help="Height and width of the images in pixels.")] = 12,
+    codebook_size: Annotated[
+        int, typer.Option(min=2, max=1024, help="Number of colours, or of codes of the VQ-VAE.")
+    ] = 16,
+    patch_size: Annotated[
+        int, typer.Option(min=2, max=16, help="With --kind vq: height and width of a patch in pixels.")
+    ] = 4,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Use this tokenizer, of the training images, instead of training one; it sets all sizes."),
+    ] = None,
+    both: Annotated[bool, typer.Option("--both", help="Both columns are image files: from image to image.")] = False,
+) -> None:
+    """Encode images as lines of tokens, so that a model can be trained to generate images from text.
+
+    The caption becomes the source, and the tokens in reading order become the target: `a red circle TAB c0 c0 c3`.
+    With --both, the first image becomes the source and the second the target: `c0 c3 c0 TAB c0 c0 c3`.
+
+    Examples:
+
+        transduce data icons --count 4000 --output icons
+
+        transduce encode-images icons/pairs.tsv --size 12 --codebook-size 16 --output drawn
+
+        transduce encode-images icons/pairs.tsv --kind vq --size 16 --codebook-size 256 --output drawn
+
+        transduce train drawn/pairs.tsv --task draw
+
+        transduce generate runs/pairs captions.txt --sample --output tokens.txt
+
+        transduce decode-images tokens.txt --tokenizer drawn/palette.json --output images
+    """
+    from transduce.modalities.image_tokenizers import load_image_tokenizer
+
+    if tokenizer is not None:
+        chosen = load_image_tokenizer(tokenizer)
+        sources, images = _read_images(file, chosen.height, chosen.width, both)
+    else:
+        if kind == "vq":
+            _check_patches(size, patch_size)
+        sources, images = _read_images(file, size, size, both)
+        shown = [one for one in (*sources, *images) if not isinstance(one, str)]
+        chosen = _train_tokenizer(shown, kind, codebook_size, patch_size)
+    _write_pairs(sources, images, chosen, output)
+
+
+def _check_patches(size: int, patch_size: int) -> None:
+    if patch_size & (patch_size - 1) or size % patch_size:
+        raise InputError(
+            f"images of {size} pixels cannot be divided into patches of {patch_size} pixels",
+            where="--patch-size",
+            remedy="--patch-size is 2, 4, 8 or 16, and --size a multiple of it",
+        )
+
+
+def _write_pairs(
+    sources: Sequence[str | np.ndarray],
+    images: list[np.ndarray],
+    chosen: PaletteTokenizer | VQTokenizer,
+    output: Path,
+) -> None:
+    """Writes the tokenizer and pairs.tsv, and prints a summary."""
+    from transduce.modalities.image_tokenizers import VQTokenizer
+
+    pairs = output / "pairs.tsv"
+    texts = (one if isinstance(one, str) else chosen.encode(one) for one in sources)
+    lines = (f"{text}\t{chosen.encode(image)}\n" for text, image in zip(texts, images, strict=True))
+    with staged_folder(output) as part:
+        chosen.save(part / ("codes.safetensors" if isinstance(chosen, VQTokenizer) else "palette.json"))
+        replace_file(part / pairs.name, "".join(lines))
+    summary = f"{len(images):,} images of {chosen.height} x {chosen.width} pixels, {chosen.tokens} tokens each"
+    open_console().print(f"{summary}, {chosen.count} {chosen.unit}: {pairs}", highlight=False, soft_wrap=True)
+
+
+def _read_images(
+    file: Path, height: int, width: int, both: bool
+) -> tuple[Sequence[str | np.ndarray], list[np.ndarray]]:
+    """The sources and the pixels of all images of a TSV: captions; or with `both`, the images of the first column."""
+    from transduce.modalities.image_files import fit, read_image
+
+    form = f"write: image file TAB {'image file' if both else 'caption'}"
+    sources: list[str | np.ndarray] = []
+    images = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        name, _, second = line.partition("\t")
+        if not second:
+            problem = "this line has no second image" if both else "this line has no caption"
+            raise InputError(problem, where=f"{file}:{number}", remedy=form)
+        try:
+            image = fit(read_image(file.parent / name), height, width, "crop")
+            other = fit(read_image(file.parent / second), height, width, "crop") if both else second.replace("\t", " ")
+        except UnreadableError as error:
+            raise InputError(error.problem, where=f"{file}:{number}", remedy=error.remedy) from None
+        source, target = (image, other) if not isinstance(other, str) else (other, image)
+        sources.append(source)
+        images.append(target)
+    if not images:
+        raise InputError("the file is empty", where=str(file), remedy=form)
+    return sources, images
+
+
+def _train_tokenizer(
+    images: list[np.ndarray], kind: Kind, codebook_size: int, patch_size: int
+) -> PaletteTokenizer | VQTokenizer:
+    """A palette, or a VQ-VAE trained on the images with a progress bar."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from transduce.modalities.image_tokenizers import UPDATES, PaletteTokenizer, VQTokenizer
+
+    if kind == "palette":
+        return PaletteTokenizer.fit(images, codebook_size)
+    columns = (TextColumn("VQ-VAE"), BarColumn(), TextColumn("error {task.fields[error]:.4f}"), TimeRemainingColumn())
+    with Progress(*columns, console=open_console(), transient=True) as bar:
+        task = bar.add_task("", total=UPDATES, error=float("nan"))
+
+        def report(step: int, error: float) -> None:
+            bar.update(task, completed=step, error=error)
+
+        return VQTokenizer.fit(images, codebook_size, patch_size, updates=UPDATES, progress=report)
+
+
+def decode_images(
+    tokenizer: Annotated[Path, typer.Option(help="The palette.json or codes.safetensors that `encode-images` wrote.")],
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the images.")],
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="Text file with the tokens of one image per line; - is standard input."),
+    ] = "-",
+    scale: Annotated[int, typer.Option(min=1, max=64, help="Enlargement: each pixel becomes N x N pixels.")] = 8,
+) -> None:
+    """Decode lines of image tokens to 00001.png, 00002.png ..., and to all.png, which shows all of them.
+
+    Example:
+
+        transduce generate runs/pairs captions.txt --sample --output tokens.txt
+
+        transduce decode-images tokens.txt --tokenizer drawn/palette.json --output images
+    """
+    from transduce.data.readers.corpus import read_lines
+    from transduce.modalities.image_tokenizers import image_grid, load_image_tokenizer, to_png
+
+    chosen = load_image_tokenizer(tokenizer)
+    decoded = [chosen.decode(line) for line in read_lines(file)]
+    if not decoded:
+        raise InputError("there are no lines to decode", where=file, remedy="give a file with one image per line")
+    with staged_folder(output) as part:
+        for number, (image, _) in enumerate(decoded, 1):
+            write_file(part / f"{number:05}.png", to_png(image_grid([image], scale, 0)), durable=False)
+        write_file(part / "all.png", to_png(image_grid([image for image, _ in decoded], scale)))
+    if invalid := sum(not valid for _, valid in decoded):
+        print(f"lines with too few, too many or unknown {chosen.unit}: {invalid:,}", file=sys.stderr)
+    open_console().print(f"{len(decoded):,} images: {output}", highlight=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -19,11 +19,11 @@ from transduce.evaluation.calibration import QUALITIES, CalibrationReport
 from transduce.evaluation.evaluate import Evaluation
 from transduce.evaluation.robustness import Probe
 from transduce.explain import html, png, terminal
-from transduce.explain.attention import AttentionMap, Explanation, to_words
+from transduce.explain.attention import READ_AT, AttentionMap, Explanation, to_words
 from transduce.inference import Prediction
+from transduce.inference.retrieval import Clustering, Hit, distinctive_words
 from transduce.recipe import Recipe, TrainingRecipe
 from transduce.recipe.compatibility import gives_vectors
-from transduce.retrieval import Clustering, Hit, distinctive_words
 from transduce.storage import json_line
 from transduce.training.ensemble_run import EnsembleResult
 from transduce.training.experiment import TrainingResult
@@ -92,6 +92,13 @@ def show_calibration(report: CalibrationReport, console: Console) -> None:
         row = (limits, f"{one.count:,}", f"{one.confidence:.2f}", f"{one.quality:.2f}", "█" * round(24 * one.quality))
         table.add_row(*row)
     console.print(table)
+
+
+def show_warnings(counts: Mapping[str, int], total: int, console: Console) -> None:
+    """Prints the number of outputs with each kind of warning."""
+    kinds = [f"{kind.replace('_', ' ')} {count:,}" for kind, count in counts.items() if kind != "lines"]
+    detail = f": {', '.join(kinds)}" if kinds else ""
+    console.print(f"outputs with warnings: {counts['lines']:,} of {total:,}{detail}", highlight=False)
 
 
 def show_probes(probes: Sequence[Probe], console: Console) -> None:
@@ -238,8 +245,14 @@ def show_attributions(explained: Explanation, level: str, console: Console) -> N
         ]
         if measured.completeness_error is not None:
             parts.append(f"completeness error {measured.completeness_error:.3f}")
+        if measured.randomisation is not None:
+            parts.append(f"rank correlation with shuffled weights {measured.randomisation:.2f}")
+        if measured.seed_variance is not None:
+            parts.append(f"divergence of the seeds {measured.seed_variance:.3f} bits")
         console.print(f"[dim]{name}: {'; '.join(parts)}[/]", highlight=False)
         console.print(measured.verdict, highlight=False)
+    if explained.uniform_swap is not None:
+        console.print(f"\n{explained.uniform_swap.verdict}", highlight=False)
 
 
 def _at_level(tokens: AttentionMap, level: str) -> AttentionMap:
@@ -270,6 +283,8 @@ def show_explained(
         terminal.draw_strongest(attention, console)  # too many columns for a table
     else:
         terminal.draw(attention, console)
+    if explained.attention is not None and not sourceless:
+        console.print(f"[dim]attention is read {READ_AT[explained.read_at]}[/]", highlight=False)
 
 
 def save_pictures(
@@ -290,7 +305,7 @@ def save_pictures(
             png.draw_map(maps[0], png_path, **titles)
 
 
-def prediction_json(prediction: Prediction) -> str:
+def prediction_json(prediction: Prediction, *, warnings: bool = True) -> str:
     """One prediction as one line of JSON."""
     content: dict[str, Any] = {
         "source": prediction.source,
@@ -314,6 +329,8 @@ def prediction_json(prediction: Prediction) -> str:
         ],
         "alignment": prediction.alignment,
     }
+    if warnings:
+        content["warnings"] = [one.to_json() for one in prediction.warnings]
     if prediction.segments:
         content["segments"] = [vars(one) for one in prediction.segments]
     return json_line(content)

@@ -53,7 +53,7 @@ def embed(
 
         transduce embed runs/captions photos/ --output vectors.npy
     """
-    from transduce.retrieval import embed_windows, write_npy
+    from transduce.inference.retrieval import embed_windows, write_npy
 
     if output is None and not tsv:
         raise InputError("a .npy file cannot be printed", where="--output", remedy="give --output FILE, or --tsv")
@@ -97,7 +97,7 @@ def search(
         transduce search runs/photos photos/ "a dog in the snow"
     """
     from transduce.cli.display import hits_json, show_hits
-    from transduce.retrieval import cached_embeddings, nearest_neighbours
+    from transduce.inference.retrieval import cached_embeddings, nearest_neighbours
 
     if (query is None) == (queries is None):
         raise InputError("exactly one of QUERY and --queries is needed", remedy='give "a query", or --queries FILE')
@@ -140,7 +140,7 @@ def cluster(
     """
     from transduce.cli.display import show_clusters
     from transduce.evaluation.retrieval_metrics import normalise_rows
-    from transduce.retrieval import cached_embeddings, draw_map, k_means
+    from transduce.inference.retrieval import cached_embeddings, draw_map, k_means
 
     model = load_model(run, device, trust_user_code)
     lines = _all_sources(model, str(documents))
@@ -171,7 +171,7 @@ def similarity(
     """
     from transduce.evaluation.retrieval_metrics import Spearman
     from transduce.evaluation.significance import bootstrap_interval
-    from transduce.retrieval import pair_similarities
+    from transduce.inference.retrieval import pair_similarities
 
     similarities = list(pair_similarities(load_model(run, device, trust_user_code), pairs))
     with open_output(output, pairs) as stream:

@@ -1,4 +1,4 @@
-"""Commands that show attention: explain, align."""
+"""Commands that show attention, recipes and architectures: explain, align, models, schema, explain-shapes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from transduce.cli.options import (
     Beam,
     Device,
     Head,
+    Intervene,
     Layer,
     Output,
+    Overrides,
     RunArgument,
     TrustUserCode,
     layer_and_head,
@@ -22,8 +24,20 @@ from transduce.cli.options import (
     open_console,
     open_output,
 )
-from transduce.errors import InputError
+from transduce.errors import InputError, nearest
 from transduce.storage import json_line, replace_file
+
+ReadAtOption = Annotated[
+    str,
+    typer.Option(help="The step at which the attention of a token is read: output, or input (Chen et al. 2020)."),
+]
+
+
+def check_choice(option: str, chosen: str, known: tuple[str, ...]) -> str:
+    """The value of an option, which must be one of these."""
+    if chosen not in known:
+        raise InputError(f"unknown choice {chosen!r}", where=f"--{option}", remedy=nearest(chosen, known))
+    return chosen
 
 
 def explain(
@@ -46,6 +60,12 @@ def explain(
             "integrated_gradients, occlusion, value_zeroing. Each map comes with measures of its faithfulness."
         ),
     ] = None,
+    intervene: Intervene = None,
+    read_at: ReadAtOption = "output",
+    seed_run: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="With --method: a run of another seed, to compare maps with; once or more."),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option(help="Write tokens, scores, attributions and measures.", rich_help_panel=OUTPUT)
     ] = None,
@@ -65,6 +85,8 @@ def explain(
         transduce explain runs/captions photo.jpg --html attention.html --png attention.png
 
         transduce explain runs/demo "3. März 2026" --method occlusion --method attention_norm
+
+        transduce explain runs/demo "3. März 2026" --intervene mask-head:cross:1.3
     """
     from transduce.cli.display import attention_map, save_pictures, show_attributions, show_explained
 
@@ -74,7 +96,11 @@ def explain(
         raise InputError(
             f"a PNG shows one source, and there are {len(texts)}", where=text, remedy="use --html, which shows all"
         )
-    search = {} if target is not None else {"beam": beam, "nbest": beam or model.recipe.generation.beam}
+    search: dict[str, Any] = {"beam": beam, "nbest": beam or model.recipe.generation.beam}
+    search = {} if target is not None else search
+    search["read_at"] = check_choice("read-at", read_at, ("output", "input"))
+    search["interventions"] = intervene or ()
+    search["seeds"] = [load_model(one, device, trust_user_code) for one in seed_run or ()]
     explained = [model.explain(one, target, method, **search) for one in texts]
     choice = layer_and_head(layer, head)
     maps = [None if one.rows is None else attention_map(one, level, *choice) for one in explained]
@@ -109,6 +135,7 @@ def align(
     level: Annotated[
         str, typer.Option(help="What is linked: word, or token (characters, for a model of characters).")
     ] = "word",
+    read_at: ReadAtOption = "output",
     output: Output = None,
     json: Annotated[Path | None, typer.Option(help="With --gold: JSON file for the error rate.")] = None,
     device: Device = "auto",
@@ -124,7 +151,6 @@ def align(
     """
     from typing import get_args
 
-    from transduce.errors import nearest
     from transduce.explain.alignment import (
         AttentionSelection,
         Level,
@@ -134,16 +160,16 @@ def align(
         pharaoh,
         read_gold,
     )
+    from transduce.explain.attention import READ_AT
 
-    for option, chosen, known in (("symmetrise", symmetrise, Symmetrisation), ("level", level, Level)):
-        if chosen not in get_args(known):
-            remedy = nearest(chosen, get_args(known))
-            raise InputError(f"unknown choice {chosen!r}", where=f"--{option}", remedy=remedy)
+    check_choice("symmetrise", symmetrise, get_args(Symmetrisation))
+    check_choice("level", level, get_args(Level))
+    check_choice("read-at", read_at, ("output", "input"))
     gold_links = None if gold is None else read_gold(str(gold))  # errors of this file are reported first
     model = load_model(run, device, trust_user_code)
     reverse_model = None if reverse is None else load_model(reverse, device, trust_user_code)
     selected = layer_and_head(layer, head)
-    selection = AttentionSelection(selected[0], selected[1], cast(Any, level))
+    selection = AttentionSelection(selected[0], selected[1], cast(Any, level), cast(Any, read_at))
     alignments: list[Any] = []
     with open_output(output, pairs) as stream:
         for links in align_file(model, pairs, reverse_model, cast(Any, symmetrise), selection):
@@ -151,6 +177,68 @@ def align(
             alignments += links
     if gold_links is not None:
         rate = error_rate(alignments, gold_links, str(gold))
-        print(f"alignment error rate {100 * rate:.1f} % of {len(alignments):,} pairs", file=sys.stderr)
+        step = f"attention read {READ_AT[selection.read_at]}"
+        print(f"alignment error rate {100 * rate:.1f} % of {len(alignments):,} pairs; {step}", file=sys.stderr)
         if json is not None:
-            replace_file(json, json_line({"count": len(alignments), "alignment_error_rate": 100 * rate}) + "\n")
+            record = {"count": len(alignments), "alignment_error_rate": 100 * rate, "read_at": read_at}
+            replace_file(json, json_line(record) + "\n")
+
+
+def models() -> None:
+    """List every component that a recipe can name, with its options.
+
+    Example:
+
+        transduce models
+    """
+    from rich.markup import escape
+
+    from transduce.recipe.registry import REGISTRIES, describe, options, title
+
+    console = open_console()
+    for contract, registry in REGISTRIES.items():
+        console.print(f"[bold]{title(contract)}[/]")
+        for kind, part in registry.items():
+            console.print(f"  [cyan]{kind:<12}[/] {escape(describe(part))}", highlight=False, soft_wrap=True)
+            if names := ", ".join(options(part)):
+                console.print(f"  {'':<12} [dim]{names}[/]", highlight=False, soft_wrap=True)
+
+
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page in Markdown instead.")] = False,
+) -> None:
+    """Print the JSON Schema of recipes, with which editors complete and check them.
+
+    Examples:
+
+        transduce schema > recipe.schema.json
+
+        transduce schema --markdown > recipe-reference.md
+    """
+    import json
+
+    from transduce.recipe.reference import recipe_reference, recipe_schema
+
+    print(recipe_reference().rstrip() if markdown else json.dumps(recipe_schema(), indent=2))
+
+
+def explain_shapes(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Recipe, run directory, or file of training pairs.")],
+    settings: Overrides = None,
+    json: Annotated[Path | None, typer.Option(help="Write the table to this JSON file.")] = None,
+    trust_user_code: TrustUserCode = False,
+) -> None:
+    """List every tensor of a model with its name, shape and meaning, for one training batch and one generation step.
+
+    Examples:
+
+        transduce explain-shapes recipe.yaml model.decoder.layers=2
+
+        transduce explain-shapes runs/demo --json shapes.json
+    """
+    from transduce.explain.tensor_shapes import save_rows, shapes_of, show_rows
+
+    rows = shapes_of(source, settings or [], trust_user_code=trust_user_code)
+    show_rows(rows, open_console())
+    if json is not None:
+        save_rows(rows, json)

@@ -20,6 +20,7 @@ from transduce.cli.options import (
     Combination,
     Device,
     InputFile,
+    Intervene,
     Language,
     Output,
     Policy,
@@ -27,6 +28,7 @@ from transduce.cli.options import (
     Sample,
     Settings,
     TrustUserCode,
+    WarningsFlag,
     Weights,
     check_language,
     check_policy,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from transduce.inference.shortlist import Shortlist
     from transduce.inference.terminology import Constraints, Glossary
 
+BULK = "Shards"  # panel of --help
 DOCUMENTS = (".srt", ".vtt", ".html", ".htm")  # extensions of files that are not lines
 OutputFormat = Literal["text", "multiline", "timestamps", "json", "alignment", "pairs", "nbest"]
 
@@ -175,6 +178,28 @@ Workers = Annotated[
     int,
     typer.Option(min=1, help="Number of batches in parallel, each on one core.", rich_help_panel=PERFORMANCE),
 ]
+BulkBackend = Annotated[
+    str,
+    typer.Option(
+        metavar="local|ray",
+        help="Generate for shards of the input, each exactly once: in --workers processes of this machine, or on Ray. "
+        "The same command continues after an interruption.",
+        rich_help_panel=BULK,
+    ),
+]
+ShardLines = Annotated[
+    int, typer.Option(min=1, help="Input lines of a shard, where a file can be split.", rich_help_panel=BULK)
+]
+ByShard = Annotated[
+    bool,
+    typer.Option("--by-shard", help="The output is a folder: a file per shard, and a manifest.", rich_help_panel=BULK),
+]
+FirstLine = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Number of the first line, where the file is a part of a larger one.", rich_help_panel=BULK
+    ),
+]
 DraftRun = Annotated[
     Path | None,
     typer.Option(
@@ -210,6 +235,7 @@ def generate(
     document: DocumentFlag = False,
     protect: ProtectFlag = None,
     settings: Settings = None,
+    intervene: Intervene = None,
     combination: Combination = None,
     weights: Weights = None,
     output: Output = None,
@@ -217,12 +243,17 @@ def generate(
     align: AlignOutput = False,
     pairs: PairsOutput = False,
     timestamps: Timestamps = False,
+    warnings: WarningsFlag = True,
     precision: Precision = "auto",
     workers: Workers = 1,
     draft: DraftRun = None,
     shortlist: ShortlistFile = None,
     device: Device = "auto",
     trust_user_code: TrustUserCode = False,
+    backend: BulkBackend = "",
+    shard_lines: ShardLines = 20_000,
+    by_shard: ByShard = False,
+    first_line: FirstLine = 1,
 ) -> None:
     """Generate one output per input line, in order.
 
@@ -254,6 +285,8 @@ def generate(
 
         transduce generate runs/de-en input.txt --protect
 
+        transduce generate runs/de-en input.txt --intervene mask-head:cross:1.3
+
     If the sources of the model are files, each line names one. A single file, or a folder of files, may be given
     instead of a list.
 
@@ -281,8 +314,21 @@ def generate(
         echo "To be" | transduce generate runs/book --set temperature=0.8
 
         transduce generate runs/book --unconditional 3
+
+    Much text, in shards that are generated once each, also after a crash:
+
+        transduce generate runs/en-de english.txt --output out.txt --backend local --workers 8
+
+        transduce generate runs/en-de 's3://bucket/part-*.gz' --pairs --output folder --by-shard --backend ray
     """
+    if backend:
+        given = dict(locals())
+        from transduce.cli.bulk_generate import generate_shards
+
+        generate_shards(given)
+        return
     model = load_ensemble(run, device, trust_user_code, combination, weights, precision)
+    model = model.intervene(intervene) if intervene else model
     chosen = generation_settings(settings, beam=beam, nbest=nbest, strategy="sample" if sample else None)
     if protect is not None:
         chosen["protect"] = _protected_kinds() if protect else ()
@@ -324,12 +370,22 @@ def generate(
         return
     windows = _windows(model, file, unconditional)
     if model.recipe.data.context and not json_input:
-        from transduce.data.document_context import lines_in_context
+        from transduce.data.annotations import lines_in_context
+
+        if first_line > 1:
+            remedy = "leave out --backend, or give a file for each group of documents"
+            raise InputError("a shard would cut documents in two", where=file, remedy=remedy)
 
         windows = lines_in_context(windows, model.recipe.data.context, _source_columns(model))
     with open_output(output, "" if unconditional else file) as stream:
         _write_outputs(
-            model, windows, OutputWriter(form, file, _source_columns(model)), stream, reader, chosen, channel
+            model,
+            windows,
+            OutputWriter(form, file, _source_columns(model), first_line - 1, warnings=warnings),
+            stream,
+            reader,
+            chosen,
+            channel,
         )
 
 
@@ -562,6 +618,7 @@ class OutputWriter:
     source_columns: int
     line_number: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    warnings: bool = True  # whether failure detectors run; those of attention with JSON alone
 
     def line(self, prediction: Prediction) -> str:
         from transduce.cli.display import prediction_json
@@ -573,8 +630,12 @@ class OutputWriter:
         self.counts["sources split at `max_source_length`"] += bool(prediction.parts)
         self.counts["sources cut to `max_source_length`"] += prediction.source_cut
         self.counts["outputs cut at the maximum length"] += not prediction.complete
+        if self.warnings:
+            found = prediction.warnings if self.format == "json" else prediction.token_warnings
+            for kind in {one.kind for one in found if not one.kind.startswith("truncated")}:
+                self.counts[f"outputs with a warning, {kind.replace('_', ' ')}"] += 1
         if self.format == "json":
-            return prediction_json(prediction)
+            return prediction_json(prediction, warnings=self.warnings)
         if self.format == "alignment":
             unaligned = bool(prediction.tokens) and (prediction.parts or (prediction,))[0].attention is None
             self.counts["lines without alignment, because the model has no attention"] += unaligned

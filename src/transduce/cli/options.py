@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,24 @@ Weights = Annotated[
 ]
 Layer = Annotated[str, typer.Option(help="Decoder layer: a number from 0, `last`, or `mean` of all layers.")]
 Head = Annotated[str, typer.Option(help="Attention head: a number from 0, or `mean` of all heads.")]
+WarningsFlag = Annotated[
+    bool,
+    typer.Option(
+        "--warnings/--no-warnings",
+        help="Failure detectors: repetition, low confidence, truncation; with --json also detached attention and "
+        "dropped words of the source.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Intervene = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Change the model for this call, once or several times: mask-token:2, mask-head:cross:1.3, "
+        "mask-layer:cross:1, skip-layer:decoder:1, uniform:cross:1.3, permute:cross:all, "
+        "force-attention:cross:all:2@0, force-prefix:TEXT, force-token:2:TOKEN, swap-memory:SOURCE, "
+        "swap-summary:SOURCE, swap-row:2:SOURCE."
+    ),
+]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda, cuda:N or mps.", rich_help_panel=PERFORMANCE)]
 TrustUserCode = Annotated[
     bool,
@@ -88,10 +107,33 @@ TrustUserCode = Annotated[
 ]
 
 
-def load_model(run: Path, device: str, trust_user_code: bool, precision: str | None = None) -> Model:
+_kept: dict[tuple[Any, ...], Model] = {}  # models by how they were loaded, where they are kept
+_keeps: list[bool] = [False]
+
+
+def keep_models() -> None:
+    """From now on, models are loaded once: for workers that do many shards."""
+    _keeps[0] = True
+
+
+def forget_models() -> None:
+    _keeps[0] = False
+    _kept.clear()
+
+
+def _loaded(run: Path, **options: Any) -> Model:
     from transduce.inference import load
 
-    return load(run, device=device, precision=cast("Precision | None", precision), trust_user_code=trust_user_code)
+    if not _keeps[0]:
+        return load(run, **options)
+    key = run, *(str(value) for value in options.values())
+    if key not in _kept:
+        _kept[key] = load(run, **options)
+    return _kept[key]
+
+
+def load_model(run: Path, device: str, trust_user_code: bool, precision: str | None = None) -> Model:
+    return _loaded(run, device=device, precision=cast("Precision | None", precision), trust_user_code=trust_user_code)
 
 
 def load_ensemble(
@@ -103,9 +145,7 @@ def load_ensemble(
     precision: str | None = None,
 ) -> Model:
     """A run, or several as RUN1,RUN2 with the options of an ensemble."""
-    from transduce.inference import load
-
-    return load(
+    return _loaded(
         runs,
         device=device,
         precision=cast("Precision | None", precision),
@@ -159,6 +199,23 @@ def check_policy(wait_k: int | None, alignatt: int | None) -> tuple[Policy, int]
 def layer_and_head(layer: str, head: str) -> list[int | str]:
     """Numbers as integers, names such as `mean` as they are."""
     return [int(choice) if choice.lstrip("-").isdigit() else choice for choice in (layer, head)]
+
+
+@contextmanager
+def imports_without_collection() -> Iterator[None]:
+    """Inside, torch is imported without garbage collection, which would take a fifth of the time of the imports.
+
+    Modules live as long as the process: afterwards the collector does not look at them either.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def open_console(quiet: bool = False) -> Console:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
@@ -34,6 +35,7 @@ class ArtificialCorpus:
     language: str | None = None  # of the targets, where sources are tagged
     weight: float = 1.0
     format: str = "pairs"
+    group: str | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -66,7 +68,8 @@ class Hallucination(Augmentation):
 
     A stem is a string of at least `min_stem` characters that lemma and form have in common. Each letter inside it, but
     not the first and the last, is replaced with probability `rate`, at least one of them, by a letter of the training
-    data, the same in lemma and form. Features, and letters outside stems, stay. The lemma is the first source.
+    data, the same in lemma and form. Features, and letters outside stems, stay; with `keep_vowels` vowels stay too, and
+    with them vowel harmony. The lemma is the first source.
     """
 
     def __init__(
@@ -75,11 +78,12 @@ class Hallucination(Augmentation):
         examples: Count = 10_000,
         min_stem: Annotated[int, Ge(3)] = 3,
         rate: Annotated[float, Gt(0), Le(1)] = 0.5,
+        keep_vowels: bool = False,
     ) -> None:
-        self.examples, self.min_stem, self.rate = examples, min_stem, rate
+        self.examples, self.min_stem, self.rate, self.keep_vowels = examples, min_stem, rate, keep_vowels
 
     def __call__(self, examples: Sequence[Example], rng: random.Random) -> Iterator[Example]:
-        alphabet = Alphabet(examples)
+        alphabet = Alphabet(examples, vowels_of(_words(examples)) if self.keep_vowels else frozenset())
         found = [(one, positions) for one in examples if (positions := self._replaceable(one, alphabet))]
         for example, positions in islice(cycle(found), self.examples):
             chosen = [pair for pair in positions if rng.random() < self.rate] or [rng.choice(positions)]
@@ -103,15 +107,43 @@ def common_stems(lemma: str, form: str, min_length: int) -> list[Stem]:
 
 
 class Alphabet:
-    """The letters of lemmas and forms. Marks, digits and punctuation are no letters; case is kept."""
+    """The letters of lemmas and forms, less some that stay. Marks, digits and punctuation stay; case is kept."""
 
-    def __init__(self, examples: Sequence[Example]) -> None:
-        letters = {one for example in examples for one in _lemma(example) + (example.target or "") if one.isalpha()}
+    def __init__(self, examples: Sequence[Example], kept: frozenset[str] = frozenset()) -> None:
+        letters = {one for word in _words(examples) for one in word if one.isalpha() and one.lower() not in kept}
+        self._kept = kept
         self._letters = {case: sorted(one for one in letters if one.isupper() == case) for case in (False, True)}
 
     def others(self, letter: str) -> list[str]:
         """What may replace a letter; empty where it stays."""
-        return [one for one in self._letters[letter.isupper()] if one != letter] if letter.isalpha() else []
+        if not letter.isalpha() or letter.lower() in self._kept:
+            return []
+        return [one for one in self._letters[letter.isupper()] if one != letter]
+
+
+def vowels_of(words: Iterable[str]) -> frozenset[str]:
+    """The vowels, in lower case, by the algorithm of Sukhotin (1962): vowels and consonants tend to alternate."""
+    adjacent: Counter[tuple[str, str]] = Counter()
+    for word in words:
+        for one, other in pairwise(word.lower()):
+            if one != other and one.isalpha() and other.isalpha():
+                adjacent.update([(one, other), (other, one)])
+    neighbours: Counter[str] = Counter()  # of each letter that is not a vowel: consonants less vowels
+    for (one, _), count in adjacent.items():
+        neighbours[one] += count
+    found = set[str]()
+    while neighbours:
+        vowel = max(neighbours, key=lambda letter: (neighbours[letter], letter))
+        if neighbours.pop(vowel) <= 0:
+            break
+        found.add(vowel)
+        for letter in neighbours:
+            neighbours[letter] -= 2 * adjacent[vowel, letter]
+    return frozenset(found)
+
+
+def _words(examples: Iterable[Example]) -> list[str]:
+    return [word for example in examples for word in (_lemma(example), example.target or "")]
 
 
 def _lemma(example: Example) -> str:

@@ -1,12 +1,13 @@
-"""Length, ratio and duplicate filters, with a report of dropped pairs; leakage of test examples into training data."""
+"""Filters by length, ratio, duplicates, copies and encoding; a report of dropped pairs; leakage of test examples."""
 
 from __future__ import annotations
 
 import hashlib
 import mmap
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,8 @@ from transduce.recipe import Corpora, DataRecipe
 from transduce.storage import WriteError
 
 Place = tuple[int, int]  # corpus number from 0, line from 1
+# The replacement character, C1 controls and noncharacters.
+_DAMAGED = re.compile("[\ufffd\x80-\x84\x86-\x9f\ufdd0-\ufdef\ufffe\uffff]")
 MIN_TABLE = 1 << 14  # numbers in the smallest hash table
 
 
@@ -46,6 +49,47 @@ class Filters:
         return "duplicate" if duplicate and self.drop_duplicates else None
 
 
+@dataclass(frozen=True)
+class TextFilters:
+    """Conditions on the texts of a pair, before any tokenisation; lengths are in characters."""
+
+    min_length: int = 1
+    max_length: int = 2000
+    max_ratio: float | None = None
+    copies: bool = True  # False: source and target are not the same text
+    bad_encoding: bool = True  # False: no text is damaged by a wrong encoding
+
+    def reason(self, sides: Sequence[str]) -> str | None:
+        """Why a pair, or a text without a source, is dropped; None: it is kept."""
+        shorter, longer = min(map(len, sides)), max(map(len, sides))
+        if not all(side.strip() for side in sides):
+            return "empty" if self.min_length else None
+        if shorter < self.min_length:
+            return "too short"
+        if longer > self.max_length:
+            return "too long"
+        if self.max_ratio is not None and longer > self.max_ratio * shorter:
+            return "ratio"
+        if not self.copies and len(sides) > 1 and sides[0].strip().lower() == sides[-1].strip().lower():
+            return "copy"
+        return "bad encoding" if not self.bad_encoding and any(map(is_badly_encoded, sides)) else None
+
+
+def is_badly_encoded(text: str) -> bool:
+    """Whether a text has characters that no text has, or words whose UTF-8 was read as Windows-1252 (`fÃ¼r`)."""
+    if text.isascii():
+        return False
+    return _DAMAGED.search(text) is not None or any(_is_mojibake(word) for word in text.split() if not word.isascii())
+
+
+def _is_mojibake(word: str) -> bool:
+    try:
+        word.encode("cp1252").decode("utf-8")
+    except UnicodeError:
+        return False
+    return True
+
+
 class PairHashSet:
     """A set of pairs by 128-bit hashes; collisions are negligible.
 
@@ -59,8 +103,7 @@ class PairHashSet:
 
     def add(self, source: str, target: str) -> bool:
         """Adds a pair; returns whether it is new."""
-        content = f"{len(source)} {source} {target}".encode()
-        digest = hashlib.blake2b(content, digest_size=16).digest()
+        digest = pair_digest(source, target)
         first, second = int.from_bytes(digest[:8], "little") or 1, int.from_bytes(digest[8:], "little")  # 0: free
         if 3 * self._count >= len(self._table):  # two numbers per entry: at most two thirds are occupied
             self._grow()
@@ -86,6 +129,11 @@ class PairHashSet:
             index = (index + 2) & last
         table[index], table[index + 1] = first, second
         return True
+
+
+def pair_digest(source: str, target: str) -> bytes:
+    """128 bits."""
+    return hashlib.blake2b(f"{len(source)} {source} {target}".encode(), digest_size=16).digest()
 
 
 def _mapped_table(numbers: int, folder: Path | None) -> memoryview:

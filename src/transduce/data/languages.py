@@ -42,16 +42,17 @@ def check_name(name: str, where: str) -> str:
 
 
 def temperature_weights(
-    languages: Sequence[Any], sizes: Sequence[int], weights: Sequence[float], temperature: float
+    groups: Sequence[Any], sizes: Sequence[int], weights: Sequence[float], temperature: float
 ) -> list[float]:
-    """Weights of corpora under which languages occur in proportion to p^(1 / temperature) (Arivazhagan et al. 2019).
+    """Weights of corpora under which groups occur in proportion to p^(1 / temperature) (Arivazhagan et al. 2019).
 
-    p is the share of a language in all pairs, by the given weights. The number of pairs in an epoch does not change.
+    A group is a language, or some corpora of it. p is its share in all pairs, by the given weights. The number of pairs
+    in an epoch does not change.
     """
     amounts: dict[Any, float] = {}
-    for language, size, weight in zip(languages, sizes, weights, strict=True):
-        amounts[language] = amounts.get(language, 0.0) + size * weight
+    for group, size, weight in zip(groups, sizes, weights, strict=True):
+        amounts[group] = amounts.get(group, 0.0) + size * weight
     total = sum(amounts.values())
-    flat = {language: (amount / total) ** (1 / temperature) for language, amount in amounts.items() if amount}
-    factors = {language: total * share / sum(flat.values()) / amounts[language] for language, share in flat.items()}
-    return [weight * factors.get(language, 1.0) for language, weight in zip(languages, weights, strict=True)]
+    flat = {group: (amount / total) ** (1 / temperature) for group, amount in amounts.items() if amount}
+    factors = {group: total * share / sum(flat.values()) / amounts[group] for group, share in flat.items()}
+    return [weight * factors.get(group, 1.0) for group, weight in zip(groups, weights, strict=True)]

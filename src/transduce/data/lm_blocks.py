@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from transduce.data.batching import DataPosition
-from transduce.data.rng import SeededRandom
-from transduce.data.row_selection import RowSubset, repeat_counts
+from transduce.data.row_selection import RowSubset, SeededRandom, repeat_counts
 from transduce.data.store import Store
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, Batch, Padded

@@ -9,19 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from transduce.build import build_augmentation, build_modality_source, build_noise
 from transduce.contracts import Noise
 from transduce.data.augmentation import ArtificialCorpus, augmented
 from transduce.data.batching import (
     AlignedBatches,
     Batches,
     GradedBatches,
+    Packing,
     TransformedBatches,
     batch_by_length,
     gather,
     with_similarities,
 )
-from transduce.data.epoch_plan import Packing
 from transduce.data.filters import Filters
 from transduce.data.languages import split_language, temperature_weights
 from transduce.data.lm_blocks import BlockBatches, consecutive_blocks, hold_out_end, token_streams
@@ -30,10 +29,12 @@ from transduce.data.readers.corpus import by_language, read_corpus, text_parts
 from transduce.data.readers.files import TAGS, TEXT_KINDS
 from transduce.data.row_selection import RowSubset, chunks, corpus_sizes, split
 from transduce.data.store import Store, build_store
+from transduce.data.streaming import CorpusStream, StreamedBatches, WindowStores
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError, nearest
 from transduce.flow import Batch, Example
 from transduce.recipe import Corpus, DataRecipe, Recipe, TextRecipe
+from transduce.recipe.build import build_augmentation, build_modality_source, build_noise
 from transduce.recipe.compatibility import labels_per, uses_similarities
 from transduce.storage import cache_directory
 
@@ -52,9 +53,12 @@ class PreparedData:
     dev_rows: np.ndarray
     noise: Noise | None = None  # creates sources for text without sources
     corpora: Sequence[Corpus | ArtificialCorpus] = ()  # of the training data, in the order of the store
+    stream: WindowStores | None = None  # then `train` is its first window
 
-    def batches(self, recipe: Recipe, tokenizers: Tokenizers) -> Batches | BlockBatches | TransformedBatches:
-        training, tokens = recipe.training, recipe.tokens
+    def batches(
+        self, recipe: Recipe, tokenizers: Tokenizers
+    ) -> Batches | BlockBatches | TransformedBatches | StreamedBatches:
+        training, packing = recipe.training, None
         if recipe.data.block_size is not None:
             return BlockBatches(
                 token_streams(self.train, self.rows),
@@ -63,6 +67,21 @@ class PreparedData:
                 seed=training.seed,
                 weights=[corpus.weight for corpus in recipe.data.train],
             )
+        if training.packing is True:
+            packing = self.packing(recipe)
+        if self.stream is None:
+            return self._row_batches(recipe, tokenizers, packing)
+
+        def of_window(store: Store) -> Batches | TransformedBatches:
+            window = replace(self, train=store, rows=RowSubset(len(store)), corpora=(), stream=None)
+            return window._row_batches(recipe, tokenizers, packing)
+
+        return StreamedBatches(self.stream, of_window)
+
+    def _row_batches(
+        self, recipe: Recipe, tokenizers: Tokenizers, packing: Packing | None
+    ) -> Batches | TransformedBatches:
+        training, tokens = recipe.training, recipe.tokens
         clean = Batches(
             self.train,
             self.rows,
@@ -70,10 +89,11 @@ class PreparedData:
             batch_tokens=training.budget if self.noise is None else -(-training.budget // 2),
             bucket_batches=training.bucket_batches,
             seed=training.seed,
-            weights=self._weights(recipe.data.language_temperature),
+            weights=self._weights(recipe.data.language_temperature) if self.corpora else None,
             dropout=(tokens.source.dropout, tokens.target.dropout),
             tokenizers=tokenizers,
-            packing=self.packing(recipe) if training.packing is True else None,
+            packing=packing,
+            curriculum=recipe.data.curriculum,
         )
         if training.objective.get("kind") == "guided_alignment":
             return AlignedBatches(clean, tokenizers)
@@ -87,7 +107,8 @@ class PreparedData:
         if temperature == 1:
             return weights
         sizes = corpus_sizes(self.rows, self.train.corpus_of, len(weights))
-        return temperature_weights([corpus.language for corpus in self.corpora], sizes, weights, temperature)
+        groups = [(corpus.language, corpus.group) for corpus in self.corpora]
+        return temperature_weights(groups, sizes, weights, temperature)
 
     def packing(self, recipe: Recipe) -> Packing | None:
         """The shape of packed batches, by the lengths of the first pairs; None: the budget is too small."""
@@ -108,7 +129,7 @@ class PreparedData:
 
     def hashes(self) -> dict[str, str]:
         """SHA-256 of the training data, and of the development data if they are a set of their own."""
-        train = {"data.train": self.train.content_hash}
+        train = {"data.train": self.train.content_hash if self.stream is None else self.stream.stream.content_hash}
         return train if self.dev is self.train else {**train, "data.dev": self.dev.content_hash}
 
     def dev_examples(self, limit: int | None = None) -> list[Example]:
@@ -122,8 +143,8 @@ def train_tokenizers(recipe: Recipe, reused: Mapping[int, Tokenizer] | None = No
     """
 
     def texts(*sides: str) -> Iterator[str]:
-        for corpus in recipe.data.train:
-            for example in read_corpus(corpus, recipe.data.invalid):
+        for corpus, examples in _training_examples(recipe):
+            for example in examples:
                 for side in sides:  # tabs separate the parts of a source, so no token may span one
                     text = getattr(example, side) or ""
                     if side == "source" and recipe.data.multilingual:
@@ -146,6 +167,20 @@ def train_tokenizers(recipe: Recipe, reused: Mapping[int, Tokenizer] | None = No
     ready = reused or {}
     source = ready[0] if 0 in ready else _with_tags(_train(texts("source"), first), recipe)
     return source, ready[1] if 1 in ready else _train(texts("target"), second)
+
+
+def _training_examples(recipe: Recipe) -> Iterator[tuple[Corpus, Iterator[Example]]]:
+    """The corpora with their examples; of a stream those of its first window."""
+    if recipe.data.streaming:
+        yield recipe.data.train[0], _stream(recipe).sample()
+        return
+    for corpus in recipe.data.train:
+        yield corpus, read_corpus(corpus, recipe.data.invalid)
+
+
+def _stream(recipe: Recipe) -> CorpusStream:
+    data = recipe.data
+    return CorpusStream(data.train, data.invalid, recipe.training.seed, data.language_temperature)
 
 
 def _train(texts: Iterator[str], side: TextRecipe, oov_placeholders: int = 0) -> Tokenizer:
@@ -209,7 +244,11 @@ def _given_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int]
     data, noise = recipe.data, build_noise(recipe.data.noise, tokenizers[1])
     corpora = by_language(data.train, data.invalid)
     _check_languages(corpora, tokenizers[0])
-    train = train_store(recipe, tokenizers, progress)
+    stream = None
+    if data.streaming:
+        filters = Filters(data.min_length, data.max_length, data.max_ratio)
+        stream = WindowStores(_stream(recipe), tokenizers, filters, data.invalid, cache_folder(data))
+    train = train_store(recipe, tokenizers, progress) if stream is None else stream.store((0, 0))
     if labels_per(recipe.model) == "word":
         _check_tags(train, tokenizers[0])
     if len(train) == 0:
@@ -217,7 +256,7 @@ def _given_data(recipe: Recipe, tokenizers: Tokenizers, progress: Callable[[int]
     if data.dev:
         sides = build_modality_source(recipe, tokenizers[0]) or tokenizers[0], tokenizers[1]
         dev = build_store(data.dev, *sides, KEEP_ALL, data.invalid, cache_folder(data), progress=progress)
-        return PreparedData(train, RowSubset(len(train)), dev, np.arange(len(dev)), noise, corpora)
+        return PreparedData(train, RowSubset(len(train)), dev, np.arange(len(dev)), noise, corpora, stream)
     rows: RowSubset | np.ndarray
     if data.block_size is not None:
         rows, dev_rows = hold_out_end(train, data.dev_size)

@@ -3,7 +3,7 @@
     <folder>/<key>/   source.ids target.ids             uint16 or uint32, all pairs end to end
                       source.text target.text extra.text   UTF-8; extra is a JSON object or empty
                       *.ends                            int64: end offset of each pair in the corresponding file
-                      corpus.uint8 line.int64           origin of each pair
+                      corpus.uint16 line.int64          origin of each pair
                       group.uint64                      hash of its source, or of a line of text
                       part.* source.rows                multimodal sources: see modalities/sources.py
                       meta.json                         counts, dropped pairs, checksums of all files; written last
@@ -29,20 +29,19 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import numpy as np
 
-from transduce import cache
+from transduce import storage
 from transduce.data.augmentation import ARTIFICIAL, ArtificialCorpus
 from transduce.data.filters import FilterReport, Filters, PairHashSet
 from transduce.data.languages import split_language
 from transduce.data.readers.corpus import DropCounter, Invalid, file_fingerprint, fingerprint, read_corpus
+from transduce.data.readers.remote import is_remote
 from transduce.data.row_selection import PairLengths
-from transduce.data.tokenizers.oov import encode_sources, encode_targets
-from transduce.data.tokenizers.running_text import encode_running_text
-from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer, encode_running_text, encode_sources, encode_targets
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Example
 from transduce.modalities import sources
@@ -50,7 +49,7 @@ from transduce.modalities.sources import ItemStore, ItemWriter, ModalitySource, 
 from transduce.recipe import Corpus
 from transduce.storage import make_folder, open_new, reporting, sync, write_file
 
-FORMAT = 6  # of the files in a store
+FORMAT = 7  # of the files in a store
 META, UNFINISHED = "meta.json", ".unfinished-"
 HASHED = 1 << 24  # bytes hashed by one thread at a time
 CHUNK = 4096  # pairs tokenised in one call
@@ -70,27 +69,22 @@ def build_store(
     progress: Progress | None = None,
 ) -> Store:
     """The store of these corpora: found in `folder`, or built there."""
-    if not 1 <= len(corpora) <= 256:
-        raise InputError(f"expected 1 to 256 corpora, got {len(corpora)}")
+    if not 1 <= len(corpora) <= 1 << 16:
+        raise InputError(f"expected 1 to {1 << 16:,} corpora, got {len(corpora)}")
     files = [corpus for corpus in corpora if isinstance(corpus, Corpus)]
     names = [str(corpus.path or corpus.source) if isinstance(corpus, Corpus) else ARTIFICIAL for corpus in corpora]
     multimodal = isinstance(source, ModalitySource)
-    facts = {
-        "format": FORMAT,
-        "corpora": [_fingerprint(corpus) for corpus in corpora],
-        "tokenizers": [source.fingerprint, target.fingerprint],
-        "filters": asdict(filters),
-        "invalid": invalid,
-        "formats": [corpus.format for corpus in corpora],
-        "files": [file_fingerprint(corpus, invalid) for corpus in files] if multimodal else [],
-    }
+    prints, formats = [_fingerprint(corpus) for corpus in corpora], [corpus.format for corpus in corpora]
+    facts = store_facts(prints, source, target, filters, invalid, formats)
+    if multimodal:
+        facts["files"] = [file_fingerprint(corpus, invalid) for corpus in files]
     folder = Path(folder)
     place = folder / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     items = source if isinstance(source, ModalitySource) else None
     with reporting(folder, "free space, or set `data.cache` to a folder on another disk"):
         if place.exists():
             try:
-                cache.mark_used(place)
+                storage.mark_used(place)
                 return Store(place, names, items)
             except InputError as error:
                 warnings.warn(f"{place}: {error.problem}: building it again", stacklevel=2)
@@ -101,8 +95,28 @@ def build_store(
             writer.add_corpora(corpora, invalid, progress)
             writer.finish(facts, names[: len(files)])
             _rename_finished(part, place)
-        cache.added(place)
+        storage.entry_added(place)
     return Store(place, names, items)
+
+
+def store_facts(
+    fingerprints: list[str],
+    source: Tokenizer | ModalitySource,
+    target: Tokenizer,
+    filters: Filters,
+    invalid: Invalid,
+    formats: list[str],
+) -> dict[str, Any]:
+    """What determines the content of a store."""
+    return {
+        "format": FORMAT,
+        "corpora": fingerprints,
+        "tokenizers": [source.fingerprint, target.fingerprint],
+        "filters": asdict(filters),
+        "invalid": invalid,
+        "formats": formats,
+        "files": [],
+    }
 
 
 def _fingerprint(corpus: Corpus | ArtificialCorpus) -> str:
@@ -142,6 +156,19 @@ def _rename_finished(unfinished: Path, place: Path) -> None:
     sync(place.parent)
 
 
+class GivenExamples(Protocol):
+    """Examples that take the place of a file: artificial ones, or a part of a stream."""
+
+    @property
+    def examples(self) -> Iterable[Example]: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def source_parts(self) -> int: ...
+
+
 class StoreWriter:
     """Writes a store chunk by chunk, in constant memory."""
 
@@ -158,7 +185,7 @@ class StoreWriter:
         self.report = FilterReport()
 
     def add_corpora(
-        self, corpora: Sequence[Corpus | ArtificialCorpus], invalid: Invalid, progress: Progress | None
+        self, corpora: Sequence[Corpus | GivenExamples], invalid: Invalid, progress: Progress | None
     ) -> None:
         for number, corpus in enumerate(corpora):
             self._format, self._columns, dropped = corpus.format, corpus.source_parts, DropCounter()
@@ -209,7 +236,7 @@ class StoreWriter:
         grouped = sources if self._format == "pairs" else targets
         groups = (_hash(split_language(grouped[index])[1]) for index in kept)  # one group in all languages
         self._write("group.uint64", np.fromiter(groups, np.uint64, len(kept)))
-        self._write("corpus.uint8", np.full(len(kept), corpus, np.uint8))
+        self._write("corpus.uint16", np.full(len(kept), corpus, np.uint16))
         self._write("line.int64", np.array([chunk[index].line for index in kept], np.int64))
 
     def _encode(self, sources: list[str], targets: list[str]) -> tuple[list[list[int]], list[list[int]]]:
@@ -260,7 +287,7 @@ class StoreWriter:
             **facts,
             "id_types": {side: str(_id_type(tokenizer)) for side, tokenizer in self._tokenizers.items()},
             "part_types": {} if self._items is None else self._items.dtypes,
-            "names": [str(Path(name).absolute()) for name in names],
+            "names": [name if is_remote(name) else str(Path(name).absolute()) for name in names],
             "checksums": checksums(self._folder, self._files),
             "report": self.report.to_json(),
         }
@@ -281,7 +308,7 @@ def _id_type(tokenizer: Tokenizer) -> np.dtype[Any]:
 def _file_names() -> Iterator[str]:
     for name in ("source.ids", "target.ids", *(f"{side}.text" for side in TEXTS)):
         yield from (name, f"{name}.ends")
-    yield from ("corpus.uint8", "line.int64", "group.uint64")
+    yield from ("corpus.uint16", "line.int64", "group.uint64")
 
 
 def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
@@ -329,7 +356,7 @@ class Store:
         self._id_ends = {side: map_array(self.folder / f"{side}.ids.ends", "<i8") for side in self._ids}
         self._text_ends = {side: map_array(self.folder / f"{side}.text.ends", "<i8") for side in TEXTS}
         self._line = map_array(self.folder / "line.int64", "<i8")
-        self.corpus_of = map_array(self.folder / "corpus.uint8", "u1")
+        self.corpus_of = map_array(self.folder / "corpus.uint16", "<u2")
         self._groups = map_array(self.folder / "group.uint64", "<u8")
 
     def _read_meta(self) -> dict[str, Any]:
@@ -391,6 +418,19 @@ class Store:
         extra = self.text("extra", row)
         file, line = self.names[self.corpus_of[row]], int(self._line[row])
         return Example(self.text("source", row), self.text("target", row), json.loads(extra or "{}"), file, line)
+
+    def numbers(self, column: str, rows: Iterable[int]) -> np.ndarray:
+        """(n,) float32: the number in another column of these rows."""
+        found = []
+        for row in rows:
+            value = json.loads(self.text("extra", row) or "{}").get(column)
+            try:
+                found.append(float(value))
+            except (TypeError, ValueError):
+                problem = f"no column {column!r}" if value is None else f"column {column!r} is not a number: {value!r}"
+                where = f"{self.names[self.corpus_of[row]]}:{self._line[row]}"
+                raise InputError(problem, where=where, remedy="give every pair a score, or leave it out") from None
+        return np.array(found, np.float32)
 
     def groups(self) -> np.ndarray:
         """(n,) uint64: equal for pairs with equal source text, or for equal lines of text."""

@@ -2,8 +2,8 @@
 
 from transduce.contracts import Decoder
 from transduce.decoders.convolutional import ConvolutionalDecoder
-from transduce.decoders.edit_transducer import EditTransducerDecoder
-from transduce.decoders.hard_attention import HardAttentionDecoder
+from transduce.decoders.latent_alignment import EditTransducerDecoder, HardAttentionDecoder
+from transduce.decoders.prefix import PrefixDecoder
 from transduce.decoders.recurrent import RecurrentDecoder
 from transduce.decoders.transformer import TransformerDecoder
 
@@ -13,4 +13,5 @@ DECODERS: dict[str, type[Decoder]] = {
     "edit_transducer": EditTransducerDecoder,
     "hard_attention": HardAttentionDecoder,
     "transformer": TransformerDecoder,
+    "prefix": PrefixDecoder,
 }

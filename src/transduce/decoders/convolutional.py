@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from transduce.attention.multihead import CrossAttention, layers_and_heads
-from transduce.attention.normalisers import Softmax
 from transduce.attention.positions import Learned, embedded_only
-from transduce.attention.scores import Dot
+from transduce.attention.scores import ScaledDot, Softmax
 from transduce.contracts import AttentionScore, Count, Decoder, Normaliser, PositionEncoding, Rate
 from transduce.flow import Attention, Memory, State, Step
-from transduce.layers.convolution import HALF, GatedConvolution, dilations
 from transduce.layers.embedding import Embedding, Output
-from transduce.layers.feed_forward import Dropout
+from transduce.layers.feed_forward import HALF, Dropout, GatedConvolution, dense, gated_convolutions
 from transduce.layers.option_groups import AttentionOptions
 
 
@@ -34,25 +32,39 @@ class ConvolutionalDecoder(Decoder):
         layers: Count = 4,
         width: Count = 256,
         kernel: Count = 3,
+        widths: tuple[Count, ...] = (),
+        kernels: tuple[Count, ...] = (),
         dilation: Count = 1,
         heads: Count = 1,
         position: type[PositionEncoding] = Learned,
-        score: type[AttentionScore] = Dot,
+        score: type[AttentionScore] = ScaledDot,
         normaliser: type[Normaliser] = Softmax,
+        embedding_width: Count | None = None,
+        scale_context: bool = False,
         dropout: Rate = 0.1,
     ) -> None:
         """`dilation`: growth of the distance between the rows of a convolution from layer to layer, see
-        layers/convolution.py."""
+        layers/feed_forward.py; `widths`, `kernels`: those of each layer, where they differ; `embedding_width`: of
+        embeddings and attention, with linear layers to and from the convolutions; `scale_context`: contexts are
+        multiplied by the root of the source length. The paper has all of these, embeddings of a standard deviation of
+        0.1 and no scale in the score; ours have 1, with which unscaled attention would be saturated at the start."""
         super().__init__()
         self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
-        self.position = embedded_only(position(width, 1, True), "a convolution")
+        self.scale_context, outer = scale_context, embedding_width or width
+        self.position = embedded_only(position(outer, 1, True), "a convolution")
+        convolutions = gated_convolutions(
+            layers, width, kernel, dropout, dilation=dilation, widths=widths, kernels=kernels
+        )
+        first = (*widths, width)[0]
+        self.embedding_proj = None if embedding_width is None and first == outer else dense(outer, first)
         attention = AttentionOptions(heads, score=score, normaliser=normaliser)
         self.layers = nn.ModuleList(  # type: ignore[assignment]
             ConvolutionalDecoderLayer(
-                GatedConvolution(width, kernel, dropout, distance),
-                CrossAttention(width, memory_width, attention) if memory_width else None,
+                convolution,
+                CrossAttention(outer, memory_width, attention) if memory_width else None,
+                None if embedding_width is None and convolution.width == outer else outer,
             )
-            for distance in dilations(layers, kernel, dilation)
+            for convolution in convolutions
         )
 
     @property
@@ -66,8 +78,9 @@ class ConvolutionalDecoder(Decoder):
             if block.cross_attention is not None
         )
         rows, table = memory.mask.size(0), self.embedding.weight
+        convolutions = [block.convolution for block in self.layers]
         # Rows of zeros before the first token, for each layer.
-        before = tuple(table.new_zeros(rows, block.convolution.before, table.size(1)) for block in self.layers)
+        before = tuple(table.new_zeros(rows, one.before, one.input_width) for one in convolutions)
         next_position = torch.zeros(rows, dtype=torch.long, device=memory.mask.device)
         return State({"memory": projected, "mask": memory.mask}, {"layers": before, "next_position": next_position})
 
@@ -78,7 +91,8 @@ class ConvolutionalDecoder(Decoder):
         lengths = torch.full((rows,), steps, device=tokens.device) if mask is None else mask.sum(1)
         positions = state.past["next_position"][:, None] + torch.arange(steps, device=tokens.device)  # R T
         embedded = self.dropout(self.position.add(self.embedding(tokens), positions))
-        values = embedded
+        values = embedded if self.embedding_proj is None else self.embedding_proj(embedded)
+        scale = _root_lengths(state.fixed["mask"], rows) if self.scale_context else None
         after: list[Tensor] = []
         weights: list[Tensor] = []
         for number, block in enumerate(self.layers):
@@ -87,13 +101,14 @@ class ConvolutionalDecoder(Decoder):
             hidden = block.convolution(inputs)
             if block.cross_attention is not None:
                 # The query is the hidden state plus the embedding of the previous token (equation 1).
-                query = (hidden + embedded) * HALF
+                query = ((hidden if block.query_proj is None else block.query_proj(hidden)) + embedded) * HALF
                 context, layer_weights = block.cross_attention(
                     query, *state.fixed["memory"][number], state.fixed["mask"], with_attention=with_attention
                 )
-                hidden = (hidden + context) * HALF
+                context = context if scale is None else context * scale
+                hidden = (hidden + (context if block.context_proj is None else block.context_proj(context))) * HALF
                 weights += [] if layer_weights is None else [layer_weights]
-            values = (hidden + values) * HALF
+            values = (hidden + block.convolution.residual(values)) * HALF
         past = {"layers": tuple(after), "next_position": state.past["next_position"] + lengths}
         attention = Attention(torch.stack(weights, 1) if weights else None) if with_attention else None
         hidden = self.dropout(values)
@@ -101,11 +116,23 @@ class ConvolutionalDecoder(Decoder):
 
 
 class ConvolutionalDecoderLayer(nn.Module):
-    """A causal convolution, and cross-attention where there is a memory."""
+    """A causal convolution, and cross-attention where there is a memory.
 
-    def __init__(self, convolution: GatedConvolution, cross: CrossAttention | None) -> None:
+    `outer`: the width of queries and contexts, where linear layers lead to it and back.
+    """
+
+    def __init__(self, convolution: GatedConvolution, cross: CrossAttention | None, outer: int | None = None) -> None:
         super().__init__()
         self.convolution, self.cross_attention = convolution, cross
+        outer = None if cross is None else outer
+        self.query_proj = None if outer is None else dense(convolution.width, outer)
+        self.context_proj = None if outer is None else dense(outer, convolution.width)
+
+
+def _root_lengths(mask: Tensor, rows: int) -> Tensor:
+    """The root of the source length: B S or B T S -> R 1 1 or R T 1."""
+    lengths = mask.sum(-1).sqrt().repeat_interleave(rows // mask.size(0), 0)  # R or R T
+    return lengths.view(rows, -1, 1)
 
 
 def _last(inputs: Tensor, lengths: Tensor, count: int) -> Tensor:

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from transduce.attention.positions import max_positions
 from transduce.contracts import LogitsProcessor, Strategy
-from transduce.decoding.search import SearchLoop, SourceGroup, Stepper, search
+from transduce.decoding.search import FREE, SearchLoop, SourceGroup, Stepper, common_prefix, search, unshared
 from transduce.decoding.search_state import COLUMN_MULTIPLE, InputShape, SearchInput, padded_input
 from transduce.flow import Batch, Hypothesis, LexicalConstraints, Padded
+from transduce.kernels.beam_update import BeamState
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.model import Transducer
 
@@ -134,3 +135,148 @@ def _input(stepper: Stepper, request: SearchRequest, shape: InputShape, device: 
     given = stepper.input(request.batch, request.max_lengths, request.prefix, request.seeds)
     shape = shape if stepper.capturable else replace(shape, sources=request.batch.size)
     return padded_input(given, shape).to(device)
+
+
+TRIM_COLUMNS = 32  # columns of histories that no source needs any more, and that are removed at once
+
+
+@dataclass(frozen=True)
+class SearchShape:
+    """Sizes of an open search: what the sources that enter it may need."""
+
+    slots: int  # sources at the same time
+    source_columns: int  # tokens of a source
+    prefix_columns: int  # forced tokens; 0: the sources have none
+    max_length: int  # tokens of an output
+
+
+class OpenSearch(SearchLoop):
+    """A search without end: sources enter it and leave it between two steps, as a server needs.
+
+    Each finds what it finds in a batch of its own. On a CPU the batch grows and shrinks with its sources, up to the
+    number of slots; captured steps have all slots at once.
+    """
+
+    def __init__(
+        self,
+        model: Transducer,
+        strategy: Strategy,
+        shape: SearchShape,
+        *,
+        processors: Sequence[LogitsProcessor] = (),
+        nbest: int | None = None,
+        graphs: SearchGraphs | None = None,
+    ) -> None:
+        graphs = None if strategy.coverage_penalty else graphs
+        options: dict[str, Any] = {"prefixed": shape.prefix_columns > 0, "capturable": graphs is not None}
+        stepper = Stepper(model, strategy, processors, max_length=shape.max_length, nbest=nbest, **options)
+        super().__init__(stepper, graphs, nbest, sync_interval=SYNC_INTERVAL)
+        self.shape, self.aligned = shape, False
+        self.refills = True  # False: sources enter only when no other is left
+        self.device = next(model.parameters()).device
+        self._beams: BeamState | None = None
+        self._first_capacity = stepper.capacity
+
+    @property
+    def active(self) -> int:
+        """Sources in the search."""
+        return int((self.sources != FREE).sum())
+
+    @property
+    def free(self) -> int:
+        """Sources that may enter together now. Where steps are captured, groups have one size."""
+        active, capturable = self.active, self.stepper.capturable
+        free = self.shape.slots - active if self.refills or not active else 0
+        return min(free, self._group_size) if capturable else free
+
+    @property
+    def _group_size(self) -> int:
+        return -(-self.shape.slots // GROUPS_PER_SEARCH)
+
+    @torch.inference_mode()
+    def add(self, numbers: Sequence[int], request: SearchRequest) -> bool:
+        """Begins these sources; False: they cannot enter beside the ones of the search, and have to wait."""
+        capturable = self.stepper.capturable
+        shape = InputShape(self._group_size, self.shape.source_columns, self.shape.prefix_columns)
+        group = SourceGroup(torch.tensor(numbers), partial(_input, self.stepper, request, shape, self.device))
+        if self._beams is None and not capturable:
+            given = group.input()
+            beams = self.start(given)
+            self._beams = replace(beams, state=unshared(beams.state, given.batch))
+            self.sources, self.length = group.sources, 1
+            return True
+        self.waiting.append(group)
+        beams = self._with_room(self._open(group) if self._beams is None else self._beams, len(numbers))
+        self._beams, _ = self._admit(beams, beams.active.cpu())
+        if self.rejected:
+            self.rejected, self.refills = [], False
+            return False
+        return True
+
+    def _open(self, group: SourceGroup) -> BeamState:
+        """The buffers of captured steps, with all slots free."""
+        make, slots = partial(self.stepper.empty_slots, self.shape.slots), self.shape.slots
+        given = group.input()
+        if self.graphs is not None:
+            self.graph = self.graphs.graph_for(make, given, key=(self.stepper.key, slots), capturable=False)
+        beams = make(given) if self.graph is None else self.graph.values
+        beams.totals.fill_(-torch.inf)
+        self.sources = torch.full((slots,), FREE)
+        return beams
+
+    def _with_room(self, beams: BeamState, entering: int) -> BeamState:
+        """The search with slots for more sources, and without columns that no source needs any more."""
+        size, needed = len(self.sources), self.active + entering
+        if self.stepper.capturable:
+            return beams
+        columns = max(int((beams.lengths * beams.active).max()), self.shape.prefix_columns + 1)
+        if beams.history.size(2) - columns >= TRIM_COLUMNS:
+            beams = _trimmed(beams, columns)
+        if needed <= size:
+            return beams
+        grown = min(max(needed, 2 * size), self.shape.slots)
+        self.sources = torch.cat((self.sources, torch.full((grown - size,), FREE)))
+        beams = beams.select_sources(torch.arange(grown, device=self.device) % size, owned=False)
+        return replace(beams, totals=beams.totals.index_fill(0, torch.arange(size, grown).to(self.device), -torch.inf))
+
+    @torch.inference_mode()
+    def advance(self) -> dict[int, list[Hypothesis]]:
+        """One step of all sources; the hypotheses of those that are finished, which leave the search."""
+        if self._beams is None or not self.active:
+            return {}
+        beams = self._step(self._beams) if self._beams.active.any() else self._beams
+        active = beams.active.cpu()
+        ended = (~active & (self.sources != FREE)).nonzero().flatten()
+        self._collect(beams, ended)
+        self.sources[ended] = FREE
+        self._leave(beams, active)
+        return self.take_results() if self.results else {}
+
+    def _leave(self, beams: BeamState, active: Tensor) -> None:
+        if active.any():
+            self._beams = self._compacted(beams, active)
+        elif not self.stepper.capturable:  # the next sources begin with small caches
+            self._beams, self.stepper.capacity, self.sources = None, self._first_capacity, torch.tensor([])
+
+    @torch.inference_mode()
+    def cancel(self, numbers: Sequence[int]) -> None:
+        """Removes these sources; their slots are free at once."""
+        slots = torch.isin(self.sources, torch.tensor(numbers)).nonzero().flatten()
+        if self._beams is None or not len(slots):
+            return
+        self._beams.totals.index_fill_(0, slots.to(self.device), -torch.inf)
+        self.sources[slots] = FREE
+        self._leave(self._beams, self._beams.active.cpu())
+
+    def certain(self, number: int) -> list[tuple[int, float]]:
+        """The tokens, with scores, that the output of a source begins with whatever follows."""
+        slots = (self.sources == number).nonzero().flatten().tolist()
+        return common_prefix(self._beams, slots[0]) if slots and self._beams is not None else []
+
+
+def _trimmed(beams: BeamState, columns: int) -> BeamState:
+    """The last columns of all histories."""
+    finished = beams.finished
+    finished = replace(finished, ids=finished.ids[..., -columns:], token_scores=finished.token_scores[..., -columns:])
+    history, scores = beams.history[..., -columns:], beams.token_scores[..., -columns:]
+    return replace(beams, history=history, token_scores=scores, finished=finished)

@@ -1,4 +1,4 @@
-"""Search: the token loop of every strategy and every model.
+"""Search: the token loop of every strategy and every model; scoring of given targets, mask filling.
 
 Simultaneous decoding (simultaneous.py) has a loop of its own: its source grows between two tokens.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -22,9 +22,8 @@ from torch import Tensor
 
 from transduce.attention.positions import max_positions
 from transduce.contracts import LogitsProcessor, Selection, Strategy
-from transduce.decoding.ctc_prefix import best_paths
-from transduce.decoding.lexical_constraints import LOWEST_LOG_PROB, constrained_scores, select_from_banks
-from transduce.decoding.logits_processors import NEVER_GENERATED
+from transduce.decoders.ctc import best_paths
+from transduce.decoding.logits_processors import LOWEST_LOG_PROB, NEVER_GENERATED, constrained_scores, select_from_banks
 from transduce.decoding.search_state import (
     SearchInput,
     initial_beams,
@@ -38,11 +37,13 @@ from transduce.decoding.strategies import Beam, BestPath, length_power
 from transduce.flow import (
     BOS,
     EOS,
+    UNK,
     Batch,
     Hypothesis,
     LexicalConstraints,
     Padded,
     State,
+    Step,
     TopK,
     TopKRequest,
     map_tensors,
@@ -50,9 +51,19 @@ from transduce.flow import (
 from transduce.kernels.beam_update import BEAM_UPDATE, BeamState, FinishedHypotheses, StateMismatchError
 from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, tensors_of
 from transduce.kernels.native.inference import MAX_K
-from transduce.model import CTCModel, Transducer
+from transduce.model import NEVER, CTCModel, EncoderOnly, Transducer
 
 INITIAL_CAPACITY = 32  # positions of the first KV caches of a search; they double
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """One selection of a search, as an observer sees it."""
+
+    before: BeamState
+    log_probs: Tensor  # B N V: of every token after each row; -inf for a token that is never generated
+    selection: Selection
+    after: BeamState
 
 
 class Stepper:
@@ -69,15 +80,17 @@ class Stepper:
         prefixed: bool,
         capturable: bool,  # True: every tensor keeps its shape, so that a step can be captured
         constrained: bool = False,  # True: the sources have lexical constraints
+        observer: Callable[[SearchStep], None] | None = None,  # called after every selection
     ) -> None:
         self.model, self.strategy, self.processors = model, strategy, processors
-        self.prefixed, self.capturable = prefixed, capturable
+        self.prefixed, self.capturable, self.observer = prefixed, capturable, observer
         # A captured step needs its full caches at once, in few different sizes; elsewhere positions that may never be
         # used would only cost time.
         self.max_length = -(-max_length // INITIAL_CAPACITY) * INITIAL_CAPACITY if capturable else max_length
         self.capacity = self.max_length if capturable else min(max_length, INITIAL_CAPACITY - 1)  # and <s>
-        # Constraints need the scores of all tokens; a coverage penalty needs attention, which no top-k step returns.
-        all_logits = constrained or strategy.coverage_penalty > 0
+        # Constraints and observers need the scores of all tokens; a coverage penalty needs attention, which no top-k
+        # step returns.
+        all_logits = constrained or observer is not None or strategy.coverage_penalty > 0
         self.top_k = model.top_k if 0 < strategy.candidates <= MAX_K and not all_logits else None
         self.length_power = length_power(strategy)
         self.num_results = min(nbest or strategy.width, strategy.width) if strategy.exact else strategy.width
@@ -193,7 +206,10 @@ class Stepper:
         else:
             sources = torch.arange(len(log_probs), device=log_probs.device)[:, None]
             selected = log_probs[sources, selection.parents, selection.tokens]
-        return self._update(beams, selection, selected)
+        updated = self._update(beams, selection, selected)
+        if self.observer is not None:
+            self.observer(SearchStep(beams, log_probs, selection, updated))
+        return updated
 
     def _update(self, beams: BeamState, selection: Selection, log_probs: Tensor) -> BeamState:
         updated: BeamState = BEAM_UPDATE(
@@ -273,23 +289,48 @@ def stream_search(
     stepper = Stepper(model, strategy, processors, max_length=int(max_lengths.max()), **options)
     loop, given = SearchLoop(stepper, None, 1), 0
     for beams in loop.steps(*loop.enter(stepper.input(batch, max_lengths, prefix, seeds), batch)):
-        certain = _common_prefix(beams)
+        certain = common_prefix(beams)
         yield from certain[given:]
         given = max(given, len(certain))
     (best,) = loop.hypotheses(1)[0][:1]
     yield from list(zip(best.ids, best.token_scores, strict=True))[given:]
 
 
-def _common_prefix(beams: BeamState) -> list[tuple[int, float]]:
-    """The first tokens, with their scores, of all hypotheses of the only source of a search."""
+@torch.inference_mode()
+def observed_search(
+    model: Transducer,
+    batch: Batch,
+    strategy: Strategy,
+    *,
+    max_lengths: Tensor,  # 1
+    processors: Sequence[LogitsProcessor] = (),
+    prefix: Padded | None = None,
+    seeds: Sequence[int] | None = None,
+) -> Generator[SearchStep, None, list[Hypothesis]]:
+    """Every selection of the search of one source, as it is made; returns the N best hypotheses."""
+    assert batch.size == 1, "one source is observed at a time"
+    seen: deque[SearchStep] = deque()
+    options: dict[str, Any] = {"nbest": None, "prefixed": prefix is not None, "capturable": False}
+    stepper = Stepper(model, strategy, processors, max_length=int(max_lengths.max()), observer=seen.append, **options)
+    loop = SearchLoop(stepper, None, None)
+    for _ in loop.steps(*loop.enter(stepper.input(batch, max_lengths, prefix, seeds), batch)):
+        while seen:
+            yield seen.popleft()
+    while seen:  # the selection that ended the search
+        yield seen.popleft()
+    return loop.hypotheses(1)[0]
+
+
+def common_prefix(beams: BeamState, slot: int = 0) -> list[tuple[int, float]]:
+    """The first tokens, with their scores, of all hypotheses of the source in a slot."""
     rows = []
-    length = int(beams.lengths[0])
-    for row in (beams.totals[0] > -torch.inf).nonzero().flatten().tolist():
-        rows.append((beams.history[0, row].tolist()[-length:], beams.token_scores[0, row].tolist()[-length:]))
+    length = int(beams.lengths[slot])
+    for row in (beams.totals[slot] > -torch.inf).nonzero().flatten().tolist():
+        rows.append((beams.history[slot, row].tolist()[-length:], beams.token_scores[slot, row].tolist()[-length:]))
     finished = beams.finished
-    for row in (finished.ranks[0] > -torch.inf).nonzero().flatten().tolist():
-        size = int(finished.lengths[0, row])
-        rows.append((finished.ids[0, row].tolist()[-size:], finished.token_scores[0, row].tolist()[-size:]))
+    for row in (finished.ranks[slot] > -torch.inf).nonzero().flatten().tolist():
+        size = int(finished.lengths[slot, row])
+        rows.append((finished.ids[slot, row].tolist()[-size:], finished.token_scores[slot, row].tolist()[-size:]))
     common = 0
     for tokens in zip(*(ids for ids, _ in rows), strict=False):
         if len(set(tokens)) > 1:
@@ -343,7 +384,7 @@ class SearchLoop:
         """The search of a batch after its first selection, and the number of the source in each slot."""
         beams = self.start(given)
         if self.graph is None:
-            beams = replace(beams, state=_unshared(beams.state, batch))
+            beams = replace(beams, state=unshared(beams.state, batch))
         free = torch.full((given.batch.size - batch.size,), FREE)
         return beams, torch.cat((torch.arange(batch.size), free))
 
@@ -380,14 +421,18 @@ class SearchLoop:
         active = beams.active.cpu()
         while self.waiting and len(active) - int(active.sum()) >= len(self.waiting[0].sources):
             beams, active = self._admit(beams, active)
-        left, size = int(active.sum()), len(active)
-        if not left:
-            self._collect(beams, torch.arange(size))
+        if not active.any():
+            self._collect(beams, torch.arange(len(active)))
             return None
-        if self.waiting or self.stepper.capturable:
+        return beams if self.waiting else self._compacted(beams, active)
+
+    def _compacted(self, beams: BeamState, active: Tensor) -> BeamState:
+        """The search without its finished sources, where removal costs less than to compute them on."""
+        if self.stepper.capturable:
             return beams
         # On a CPU an inactive row costs as much as an active one, and compaction copies only the rows that move. The
         # top-k step skips inactive rows by itself.
+        left, size = int(active.sum()), len(active)
         top_k = self.stepper.top_k is not None
         share = TOP_K_COMPACT_SHARE if top_k else COMPACT_SHARE
         if left < size if beams.totals.is_cpu and not top_k else left <= share * size:
@@ -458,11 +503,18 @@ class SearchLoop:
 
     def hypotheses(self, sources: int) -> list[list[Hypothesis]]:
         """The hypotheses of each source, copied to the host at once."""
-        results: list[list[Hypothesis]] = [[] for _ in range(sources)]
+        found = self.take_results()
+        return [found.get(number, []) for number in range(sources)]
+
+    def take_results(self) -> dict[int, list[Hypothesis]]:
+        """The hypotheses of all collected sources by number, copied to the host at once. They are given once."""
+        results = dict[int, list[Hypothesis]]()
         columns = max((finished.ids.size(2) for _, finished in self.results), default=0)
         found = [(numbers, *vars(finished.padded(columns)).values()) for numbers, finished in self.results]
         fields = [torch.cat(part).tolist() for part in zip(*found, strict=True)]
+        self.results = []
         for source, *rows in zip(*fields, strict=True):
+            results[source] = []
             for ids, scores, rank, length, complete in zip(*rows, strict=True):
                 if rank > -torch.inf:
                     hypothesis = Hypothesis(tuple(ids[-length:]), tuple(scores[-length:]), rank, complete)
@@ -478,7 +530,7 @@ def _compaction(active: Tensor) -> Tensor:
     return rows
 
 
-def _unshared(state: State, batch: Batch) -> State:
+def unshared(state: State, batch: Batch) -> State:
     """The state without storage shared with the batch: slots of finished sources are overwritten in place."""
     shared = {part.untyped_storage().data_ptr() for part in tensors_of(batch)}
 
@@ -486,3 +538,34 @@ def _unshared(state: State, batch: Batch) -> State:
         return x.clone() if x.untyped_storage().data_ptr() in shared or not x.is_contiguous() else x
 
     return replace(state, fixed={name: map_tensors(copied, tree) for name, tree in state.fixed.items()})
+
+
+@torch.inference_mode()
+def score(model: Transducer, batch: Batch) -> list[tuple[float, ...]]:
+    """log p(y_t | y_<t, x) for each target token, </s> included; their sum is the score of a hypothesis."""
+    gold = batch.labels
+    logs = model(batch).logits.float().log_softmax(-1)
+    chosen = logs.gather(-1, gold.values[..., None]).squeeze(-1)  # B T
+    return [tuple(row[real].tolist()) for row, real in zip(chosen, gold.mask, strict=True)]
+
+
+class MaskFilling(Transducer):
+    """Predicts the masked tokens of a source and copies the others with probability 1: only the former are scored."""
+
+    def __init__(self, inner: EncoderOnly) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def start(self, batch: Batch) -> State:
+        assert batch.source is not None
+        state = self.inner.start(batch)
+        logits = state.fixed["logits"]  # B S V: one position for each token before </s>
+        source = batch.source.values[:, : logits.size(1)]  # B S
+        copied = torch.full_like(logits, NEVER).scatter(-1, source[..., None], 0.0)
+        logits = torch.where((source != UNK)[..., None], copied, logits)
+        return replace(state, fixed={**state.fixed, "logits": logits})
+
+    def advance(
+        self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
+    ) -> Step:
+        return self.inner.advance(tokens, state, mask, with_attention=with_attention)

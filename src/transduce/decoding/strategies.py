@@ -12,7 +12,7 @@ from torch import Tensor
 from transduce.contracts import Count, Selection, Strategy
 from transduce.errors import InputError
 from transduce.flow import EOS
-from transduce.kernels.top_k import TOP_K
+from transduce.kernels.beam_update import TOP_K
 
 LOWEST = -1e30  # below the rank of every finished hypothesis
 Stop = Literal["bound", "length", "full"]

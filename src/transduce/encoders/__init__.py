@@ -1,11 +1,10 @@
 """Encoders and their registry."""
 
 from transduce.contracts import Encoder
-from transduce.encoders.conformer import ConformerEncoder
 from transduce.encoders.convolutional import ConvolutionalEncoder
 from transduce.encoders.multi_source import IdentityEncoder, MultiSourceEncoder
 from transduce.encoders.recurrent import ElmoEncoder, RecurrentEncoder
-from transduce.encoders.transformer import TransformerEncoder
+from transduce.encoders.transformer import ConformerEncoder, TransformerEncoder
 
 ENCODERS: dict[str, type[Encoder]] = {
     "recurrent": RecurrentEncoder,

@@ -298,6 +298,7 @@ class SystemOutput:
     token_scores: Sequence[Sequence[float]] | None = None  # log-probabilities of the tokens of each generated text
     noised: NoisedInput | None = None  # of a denoising model: its references replace those of the data
     sources: Sequence[str] | None = None  # for text metrics that read them
+    warnings: dict[str, int] | None = None  # lines with each kind of warning: see explain/failures.py
 
 
 def line_statistics(metric: Metric, output: SystemOutput, references: References) -> np.ndarray:

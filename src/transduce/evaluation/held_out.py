@@ -1,24 +1,27 @@
-"""Evaluation of a model on held-out data: system output, denoising, scores of given pairs, paired tests."""
+"""Evaluation of a model on held-out data: system output, denoising, given pairs, paired tests, latency.
+
+A delay g(t) is the number of source tokens that had been read when output token t was written, from t = 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
-from transduce import build
 from transduce.contracts import EmbeddedCorpus, ScoredText, ScoreMetric, TextMetric, VectorMetric
+from transduce.data.annotations import CONTEXT, without_context
 from transduce.data.batching import batch_by_length, collate
-from transduce.data.document_context import CONTEXT, without_context
 from transduce.data.languages import split_language
 from transduce.data.noise import add_noise
 from transduce.data.prepare import prepare_data
 from transduce.data.readers.corpus import example_characters, gold_similarity, in_windows, read_corpus
 from transduce.data.tokenizers.tokenizer import MASK, Tokenizer
-from transduce.decoding.scoring import score
+from transduce.decoding.search import score
 from transduce.errors import InputError
 from transduce.evaluation.calibration import MIN_LINES, Calibration, fit_calibration
 from transduce.evaluation.evaluate import (
@@ -34,13 +37,13 @@ from transduce.evaluation.evaluate import (
     line_statistics,
     metric_class,
 )
-from transduce.evaluation.latency import mean_latencies
 from transduce.evaluation.significance import paired_bootstrap, verdict
+from transduce.explain.failures import count_warnings
 from transduce.flow import SPECIALS, UNK, Batch, Example
 from transduce.inference import Model, PairScore
 from transduce.inference.generation import located_errors, warn_of_cuts
 from transduce.inference.streaming import simulate_alignatt, simulate_wait_k
-from transduce.recipe import Corpora, EvaluationRecipe, GenerationRecipe
+from transduce.recipe import Corpora, EvaluationRecipe, GenerationRecipe, build
 from transduce.recipe.compatibility import gives_vectors
 from transduce.storage import json_line
 
@@ -49,6 +52,49 @@ PERPLEXITIES: dict[str, type[ScoreMetric]] = {
     "word": WordPerplexity,
     "character": CharacterPerplexity,
 }
+
+
+def average_lagging(delays: Sequence[int], source_length: int) -> float:
+    """AL = 1/tau sum_{t=1}^{tau} g(t) - (t - 1) / gamma, gamma = |y| / |x|, tau the first t with g(t) = |x|
+
+    (Ma et al. 2019). Source tokens by which the output lags behind one that keeps pace with the source.
+    """
+    rate = len(delays) / source_length
+    last = next((t for t, delay in enumerate(delays) if delay >= source_length), len(delays) - 1)
+    return sum(delay - t / rate for t, delay in enumerate(delays[: last + 1])) / (last + 1)
+
+
+def average_proportion(delays: Sequence[int], source_length: int) -> float:
+    """AP = 1 / (|x| |y|) sum_t g(t) (Cho and Esipova 2016): the share of the source that the mean token has read"""
+    return sum(delays) / (source_length * len(delays))
+
+
+def differentiable_average_lagging(delays: Sequence[int], source_length: int) -> float:
+    """DAL = 1/|y| sum_t g'(t) - (t - 1) / gamma, g'(t) = max(g(t), g'(t - 1) + 1 / gamma) (Cherry and Foster 2019)
+
+    Every token takes the time 1 / gamma, so that tokens written at once after the end of the source count too.
+    """
+    pace, total, previous = source_length / len(delays), 0.0, 0.0
+    for t, delay in enumerate(delays):
+        previous = float(delay) if t == 0 else max(float(delay), previous + pace)
+        total += previous - t * pace
+    return total / len(delays)
+
+
+LATENCIES: dict[str, Callable[[Sequence[int], int], float]] = {
+    "average_lagging": average_lagging,
+    "average_proportion": average_proportion,
+    "differentiable_average_lagging": differentiable_average_lagging,
+}
+
+
+def mean_latencies(delays: Sequence[Sequence[int]], source_lengths: Sequence[int]) -> dict[str, float]:
+    """The mean of each measure over all lines with an output."""
+    lines = [(own, length) for own, length in zip(delays, source_lengths, strict=True) if own and length]
+    return {
+        name: float(np.mean([measure(own, length) for own, length in lines])) if lines else 0.0
+        for name, measure in LATENCIES.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -252,24 +298,35 @@ def load_held_out(model: Model, data: str | None, language: str | None = None) -
 
 
 def predict(
-    model: Model, examples: Sequence[HeldOutExample], metrics: Sequence[MetricSpec], **settings: Any
+    model: Model,
+    examples: Sequence[HeldOutExample],
+    metrics: Sequence[MetricSpec],
+    *,
+    detect: bool = False,
+    **settings: Any,
 ) -> SystemOutput:
-    """The output that these metrics need: generated texts, log-probabilities of the references, embeddings."""
+    """The output that these metrics need: generated texts, log-probabilities of the references, embeddings.
+
+    `detect`: warnings of generated texts are counted.
+    """
     if model.recipe.data.noise is not None:
         return denoise(model, [example.references[0] for example in examples], **settings)
     kinds = [metric_class(name) for name in metrics]
-    texts = scored = token_scores = None
+    texts = scored = token_scores = warnings = None
     if any(issubclass(kind, TextMetric) for kind in kinds):
         sources = sources_for(model, examples)
         predictions = model.generate(sources, **settings)
         texts, token_scores = [one.text for one in predictions], [one.token_scores for one in predictions]
         cuts = [one.source_cut for one in predictions]
         warn_of_cuts(sources, cuts, model.max_source_tokens(**settings))
+        if detect:
+            model.explain_predictions([] if model.sourceless else predictions)  # in batches
+            warnings = count_warnings([one.warnings for one in predictions])
     if any(issubclass(kind, ScoreMetric) for kind in kinds):
         scored = score_references(model, examples, **settings)
     embedded = embed_pairs(model, examples) if any(issubclass(kind, VectorMetric) for kind in kinds) else None
     plain = [split_language(one.sentence)[1] for one in examples]
-    return SystemOutput(texts, scored, embedded, token_scores, sources=plain)
+    return SystemOutput(texts, scored, embedded, token_scores, sources=plain, warnings=warnings)
 
 
 def predict_simultaneous(

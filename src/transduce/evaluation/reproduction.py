@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import statistics
 import time
@@ -115,6 +114,10 @@ def reproduce(task: Reproduction, seeds: int, report: Report = print, pool: Exec
             report(f"seed {seed}{f', {part}' if part else ''}: {scores}")
         record["seeds"][str(seed)] = results
         record |= _summary(task.row, record["seeds"])
+        record["margins"] = [
+            {"system": system, "metric": metric, "points": points}
+            for system, metric, points in margins(task.row, record)
+        ]
         make_folder(task.record_file.parent)
         replace_file(task.record_file, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     return record
@@ -130,24 +133,29 @@ def _begin_result(pool: Executor | None, task: Reproduction, part: str, seed: in
 def _begin(task: Reproduction) -> dict[str, Any]:
     """The record so far if it is of the same recipes and version; else an empty one."""
     row = task.row
-    digest = hashlib.sha256()
-    for part in row.parts:
-        content = task.recipe(part, seed=0).model_dump(mode="json")
-        del content["data"]["train"], content["data"]["dev"], content["data"]["test"], content["data"]["sources"]
-        digest.update(json.dumps(content).replace(str(task.data.absolute()), "").encode())
+    content = {part: recipe_content(task, part) for part in row.parts}
     known = read_json(task.record_file, max_bytes=2**26) if task.record_file.is_file() else None
-    if isinstance(known, dict) and known.get("recipe_digest") == digest.hexdigest():
+    begun = {"content": content, "version": transduce.__version__}
+    if isinstance(known, dict) and all(known.get(key) == value for key, value in begun.items()):
         return known
     return {
         "row": task.name,
         "recipe": row.recipe,
         "settings": list(row.settings),
-        "recipe_digest": digest.hexdigest(),
-        "version": transduce.__version__,
+        **begun,
         "quick": task.quick,
         "hardware": _hardware(),
         "seeds": {},
     }
+
+
+def recipe_content(task: Reproduction, part: str) -> dict[str, Any]:
+    """What the recipe of a part says, without defaults, seed and files: a new key of recipes changes no record."""
+    content = task.recipe(part, seed=0).model_dump(mode="json", exclude_defaults=True)
+    for files in ("train", "dev", "test"):
+        content["data"].pop(files, None)
+    content["training"].pop("seed", None)
+    return json.loads(json.dumps(content).replace(str(task.data.absolute()), "{data}"))
 
 
 def _hardware() -> str:

@@ -23,7 +23,7 @@ TUTORIALS = "bentrevett/pytorch-seq2seq"
 
 @dataclass(frozen=True)
 class Published:
-    """A published result. `seen`: read in the source named; otherwise quoted from memory, to be confirmed."""
+    """A published result, or a mark. `seen`: read in the source named; otherwise from memory, to be confirmed."""
 
     system: str
     scores: Mapping[str, float]
@@ -51,6 +51,11 @@ class Row:
     ensemble: int = 1  # models of one output
     parameters: int | None = None  # no more than the published system has
     remark: str = ""
+
+
+def mark(**scores: float) -> Published:
+    """A score to pass where no published result is comparable, or where it has been passed."""
+    return Published("mark to pass", scores, "set for this row", seen=True)
 
 
 def named(train: str, dev: str, test: str) -> Callable[[Path, Path, str], Files]:
@@ -94,6 +99,17 @@ def _tokenised_multi30k(data: Path, folder: Path, part: str) -> Files:
     def write(name: str, stem: str) -> str:
         sides = [_lines(data / f"{stem}.{language}") for language in ("de", "en")]
         pairs = zip(*([simple_tokens(line) for line in side] for side in sides), strict=True)
+        return _write(folder / f"{name}.tsv", map("\t".join, pairs))
+
+    return {name: write(name, stem) for name, stem in (("train", "train"), ("dev", "val"), ("test", "test2016"))}
+
+
+def _joined_multi30k(data: Path, folder: Path, part: str) -> Files:
+    """The lower-cased, tokenised text of the published results, its pieces joined to words."""
+
+    def write(name: str, stem: str) -> str:
+        sides = [_lines(data / "bpe" / f"{stem}.{language}") for language in ("en", "de")]
+        pairs = zip(*([line.replace("@@ ", "") for line in side] for side in sides), strict=True)
         return _write(folder / f"{name}.tsv", map("\t".join, pairs))
 
     return {name: write(name, stem) for name, stem in (("train", "train"), ("dev", "val"), ("test", "test2016"))}
@@ -225,13 +241,17 @@ def _inflection_files(size: str) -> Callable[[Path, Path, str], Files]:
 
 ROWS: dict[str, Row] = {
     "multi30k-en-de": Row(
-        "Multi30k en-de, test 2016, joined BPE",
+        "Multi30k en-de, test 2016, lower-cased and tokenised",
         f"{MULTI30K}; lower-cased, tokenised, joint BPE",
-        "multi30k/transformer.yaml",
-        named("bpe/train.en,bpe/train.de", "bpe/val.en,bpe/val.de", "bpe/test2016.en,bpe/test2016.de"),
+        "task translate",
+        _joined_multi30k,
         ("bleu_tokenised",),
-        (Published("Transformer-Tiny (Wu et al. 2021)", {"bleu_tokenised": 41.02}, "Revisit-MMT, README", True),),
-        settings=PRE_NORM,
+        (
+            Published("Transformer-Tiny (Wu et al. 2021)", {"bleu_tokenised": 41.02}, "Revisit-MMT, README", True),
+            mark(bleu_tokenised=42.0),
+        ),
+        remark="The pieces of the published text are joined to words. The recipe is the one that is chosen without any "
+        "option.",
     ),
     "multi30k-en-de-raw": Row(
         "Multi30k en-de, test 2016, raw text",
@@ -291,6 +311,13 @@ ROWS: dict[str, Row] = {
         named("simple.train.tsv", "", "simple.test.tsv"),
         ("exact",),
         (Published("best recurrent", {"exact": 99.8}, MEMORY),),
+        settings=(
+            "model.decoder.context=bahdanau",
+            "training.batch_tokens=1024",
+            "training.steps=4000",
+            "training.checkpoint_every=1000",
+            "training.validate_every=1000",
+        ),
     ),
     "scan-length": Row(
         "SCAN, length split",
@@ -333,7 +360,7 @@ ROWS: dict[str, Row] = {
         "scoreboard/cogs-plain.yaml",
         named("train.tsv", "dev.tsv", "gen.tsv"),
         ("exact",),
-        (Published("Transformer", {"exact": 35.0}, "Kim & Linzen 2020"),),
+        (Published("Transformer", {"exact": 35.0}, "Kim & Linzen 2020", True),),
         kind_column="column3",
     ),
     "cogs-relative": Row(
@@ -454,8 +481,8 @@ ROWS: dict[str, Row] = {
         "task classify",
         named("train.tsv", "dev.tsv", "test.tsv"),
         ("accuracy",),
+        (mark(accuracy=90.0),),
         settings=("init.encoder={data}/minilm", "training.optimiser.learning_rate=0.00005"),
-        remark="The mark to pass is 90.",
     ),
     "ud-ewt": Row(
         "UD English EWT, universal tags, from scratch",
@@ -463,8 +490,7 @@ ROWS: dict[str, Row] = {
         "task tag",
         named("train.tsv", "dev.tsv", "test.tsv"),
         ("accuracy",),
-        (Published("tagger with pretrained word vectors", {"accuracy": 95.4}, MEMORY),),
-        remark="The mark without pretrained vectors is 93.",
+        (mark(accuracy=93.0), Published("tagger with pretrained word vectors", {"accuracy": 95.4}, MEMORY)),
     ),
     "ud-ewt-minilm": Row(
         "UD English EWT, universal tags, on MiniLM",
@@ -481,7 +507,7 @@ ROWS: dict[str, Row] = {
         "task embed",
         named("train.tsv", "dev.tsv", "test.tsv"),
         ("spearman",),
-        (Published("all-MiniLM-L6-v2", {"spearman": 82.0}, MEMORY),),
+        (Published("all-MiniLM-L6-v2", {"spearman": 82.0}, MEMORY), mark(spearman=84.0)),
         settings=(
             "init.model={data}/minilm",
             "training.objective={kind: cosent}",
@@ -492,7 +518,7 @@ ROWS: dict[str, Row] = {
             "training.monitor=spearman",
             "evaluation.metrics=[spearman]",
         ),
-        remark="Graded similarities with CoSENT. The mark to pass is 84.",
+        remark="Graded similarities with CoSENT.",
     ),
     "tatoeba": Row(
         "Tatoeba en-de, our split, sacreBLEU",

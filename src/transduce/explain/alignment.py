@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import numpy as np
 
 from transduce.data.readers.corpus import example_characters, in_windows, read_corpus, read_lines
 from transduce.errors import InputError
-from transduce.explain.attention import Explanation, Link, links, to_words
+from transduce.explain.attention import Explanation, Link, ReadAt, links, to_words
 from transduce.inference import Model
 from transduce.inference.generation import check_pairs, located_errors
 
@@ -90,6 +92,28 @@ def alignment_error_rate(
     return 1 - (len(a & s) + len(a & p)) / (len(a) + len(s)) if a or s else 0.0
 
 
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def share_in_box(explained: Explanation, token: int, box: Box, size: tuple[float, float]) -> float:
+    """The share of the attention of a target token that lies in a box of its picture, `size` wide and high.
+
+    A cell counts with the part of its area that is in the box, so uniform attention has the share of the box.
+    """
+    (scene,) = explained.visual_sources
+    rows, columns = scene.grid
+    weights = explained.map().weights[token, scene.begin : scene.begin + rows * columns].reshape(rows, columns)
+    inside = [
+        np.clip(np.minimum(np.arange(1, count + 1) * cell, high) - np.maximum(np.arange(count) * cell, low), 0, cell)
+        / cell
+        for count, cell, low, high in (
+            (rows, size[1] / rows, box[1], box[3]),
+            (columns, size[0] / columns, box[0], box[2]),
+        )
+    ]
+    return float((weights * np.outer(*inside)).sum() / max(weights.sum(), 1e-12))
+
+
 Pair = tuple[str, str]
 
 
@@ -100,9 +124,10 @@ class AttentionSelection:
     layer: Any = "mean"  # a number, mean or last
     head: Any = "mean"
     level: Level = "word"
+    read_at: ReadAt = "output"
 
     def links(self, explanation: Explanation) -> list[Link]:
-        tokens = explanation.map(self.layer, self.head)
+        tokens = replace(explanation, read_at=self.read_at).map(self.layer, self.head)
         return links(to_words(tokens) if self.level == "word" else tokens)
 
 

@@ -20,11 +20,16 @@ from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.explain.attribution import AttributionInput, attribute, source_attention
-from transduce.explain.faithfulness import Faithfulness, measure
+from transduce.explain.faithfulness import Faithfulness, UniformSwap, measure, seed_variance, uniform_swap
 from transduce.flow import BOS, Batch, Hypothesis, Padded
 from transduce.modalities.source_encoding import NO_WORD, EncodedSource, SourceEncoding, SourceLabels
 from transduce.model import NEVER, Transducer
 
+ReadAt = Literal["output", "input"]
+READ_AT: dict[ReadAt, str] = {  # the step at which the attention of a target token is read
+    "output": "at the step that outputs each token",
+    "input": "at the step that reads each token as input (Chen et al. 2020)",
+}
 Link = tuple[int, int]  # (source position, target position), both from 0
 
 
@@ -77,6 +82,8 @@ class Explanation:
     attributions: Mapping[str, np.ndarray] = field(default_factory=dict)  # T S, by method: see `attribution.METHODS`
     faithfulness: Mapping[str, Faithfulness] = field(default_factory=dict)  # of each of the attributions
     self_attention: np.ndarray | None = None  # L H S S, of an encoder with a head
+    uniform_swap: UniformSwap | None = None  # what the attention is worth, computed with attributions
+    read_at: ReadAt = "output"  # the step at which `map` reads the attention of a target token; see `READ_AT`
 
     def __post_init__(self) -> None:
         shape = (len(self.target_tokens), len(self.source_tokens))
@@ -97,6 +104,22 @@ class Explanation:
 
         return notebook_frame(self)
 
+    def show(self) -> None:
+        """Displays the explanation: inline in a notebook, else its map, or its output, in the terminal."""
+        from rich.console import Console
+
+        from transduce.explain.html import displayed
+        from transduce.explain.terminal import draw
+
+        if displayed(self):
+            return
+        console = Console()
+        console.print(f"{self.source} -> {self.output}", highlight=False, markup=False)
+        if self.rows is not None:
+            draw(to_words(self.map(), keep_end=True), console)
+        if self.attributions:
+            console.print(self.verdict, highlight=False, markup=False)
+
     @property
     def outputs(self) -> list[int]:
         """The target tokens without the closing </s>."""
@@ -107,7 +130,9 @@ class Explanation:
     def rows(self) -> MapRows | None:
         """The rows of the attention map over the source; None where there is nothing to show."""
         if self.attention is not None:
-            return MapRows(self.attention, self.target_tokens, self.target_words, self.target_labels)
+            return MapRows(
+                _read_at(self.attention, self.read_at), self.target_tokens, self.target_words, self.target_labels
+            )
         return _encoder_rows(self)
 
     def map(self, layer: int | Literal["mean", "last"] = "mean", head: int | Literal["mean"] = "mean") -> AttentionMap:
@@ -138,7 +163,18 @@ class Explanation:
             "attention": None if self.attention is None else self.attention.tolist(),
             "attributions": {name: one.tolist() for name, one in self.attributions.items()},
             "faithfulness": {name: {**asdict(one), "verdict": one.verdict} for name, one in self.faithfulness.items()},
+            "uniform_swap": None if self.uniform_swap is None else self.uniform_swap.to_json(),
+            "read_at": self.read_at,
+            "verdict": self.verdict,
         }
+
+    @property
+    def verdict(self) -> str:
+        """How far the maps of this explanation can be trusted, in one sentence each; what was not measured says so."""
+        found = [f"{name}: {one.verdict}" for name, one in self.faithfulness.items()]
+        if self.uniform_swap is not None:
+            found.append(self.uniform_swap.verdict)
+        return " ".join(found) or "Not measured: attention alone does not say what an output depends on."
 
     def attribution_map(self, method: str) -> AttentionMap:
         """The attributions by one method, each row as shares of its absolute values."""
@@ -161,6 +197,16 @@ class MapRows:
     tokens: Sequence[str]
     words: Sequence[int]
     labels: Sequence[str]
+
+
+def _read_at(attention: np.ndarray, step: ReadAt) -> np.ndarray:
+    """The attention (L H T S) of each target token at the step where it is output, or at the next, where it is input.
+
+    The last token is never input: it keeps the step that outputs it.
+    """
+    if step == "output":
+        return attention
+    return np.concatenate((attention[:, :, 1:], attention[:, :, -1:]), 2)
 
 
 def _encoder_rows(explained: Explanation) -> MapRows | None:
@@ -343,8 +389,19 @@ class Explainer:
         weights = source_attention(step, batch)
         return [None] * len(decoded) if weights is None else list(weights.float().cpu().numpy())
 
-    def with_attributions(self, explained: Explanation, decoded: DecodedSource, methods: Sequence[str]) -> Explanation:
-        """The explanation with attributions of the output by these methods, and the faithfulness of each."""
+    def with_attributions(
+        self,
+        explained: Explanation,
+        decoded: DecodedSource,
+        methods: Sequence[str],
+        *,
+        measures: bool = True,
+        seeds: Sequence[Explanation] = (),
+    ) -> Explanation:
+        """The explanation with attributions of the output by these methods, and the measures of each.
+
+        `seeds`: explanations of the same pair by models of other seeds, with the same methods.
+        """
         if decoded.source is None:
             raise InputError(
                 "a language model has no source to attribute its text to", where="methods", remedy="leave them out"
@@ -352,11 +409,16 @@ class Explainer:
         batch = self.source_encoding.batch([decoded.source]).to(next(self.network.parameters()).device)
         inputs = AttributionInput(self.network, batch, decoded.hypothesis.ids)
         found = {method: attribute(inputs, method) for method in methods}
+        maps = {name: one.numpy() for name, one in found.items()}
+        if not measures:
+            return replace(explained, attributions=maps)
         reference = found.get("occlusion")
         measured = measure(inputs, found, attribute(inputs, "occlusion") if reference is None else reference)
-        return replace(
-            explained, attributions={name: one.numpy() for name, one in found.items()}, faithfulness=measured
-        )
+        if seeds:
+            for name, one in measured.items():
+                variance = seed_variance([maps[name], *(other.attributions[name] for other in seeds)])
+                measured[name] = replace(one, seed_variance=variance)
+        return replace(explained, attributions=maps, faithfulness=measured, uniform_swap=uniform_swap(inputs))
 
     def with_self_attention(self, explained: Explanation, decoded: DecodedSource) -> Explanation:
         """The explanation of an encoder with a head: its self-attention, where its rows are tokens of a text."""

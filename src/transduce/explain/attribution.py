@@ -168,8 +168,9 @@ def source_attention(step: Step, batch: Batch) -> Tensor | None:
         return step.attention.past
     if step.attention.cross is not None or step.attention.past is None:
         return step.attention.cross
-    # A decoder-only model has the source in its past: the weights on it, renormalised to sum to 1.
-    weights = step.attention.past[..., : batch.source.values.size(1)]
+    # A decoder without cross-attention has the source in its past: the weights on it, renormalised to sum to 1.
+    past = step.attention.past
+    weights = past[..., : past.size(-1) - past.size(-2)]
     return weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
 
 

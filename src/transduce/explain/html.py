@@ -1,4 +1,4 @@
-"""Self-contained HTML page of explanations; it loads nothing from the network."""
+"""Self-contained HTML page of explanations: the components of the studio in one file that loads nothing."""
 
 from __future__ import annotations
 
@@ -6,17 +6,36 @@ import base64
 import hashlib
 import html
 import json
-import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from transduce.contracts import VisualSource
 from transduce.explain.attention import Explanation
+from transduce.explain.records import page_record
 from transduce.storage import replace_file
+
+TEMPLATE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<div id="app"></div>
+<noscript><p>The script in this page draws its maps: it needs JavaScript, but no network.</p></noscript>
+<script type="application/json" id="page">{content}</script>
+<script type="module">{script}</script>
+</body>
+</html>
+"""
 
 
 def write_page(explanations: Sequence[Explanation], path: str | Path, title: str = "Attention") -> None:
@@ -25,27 +44,39 @@ def write_page(explanations: Sequence[Explanation], path: str | Path, title: str
 
 
 def render_page(explanations: Sequence[Explanation], title: str = "Attention") -> str:
-    """The page as text. Its security policy allows only its own script and style, and no requests."""
-    folder = files("transduce.explain")
-    style = (folder / "page_style.css").read_text(encoding="utf-8")
-    script = (folder / "page_script.js").read_text(encoding="utf-8")
-    policy = f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}; base-uri 'none'"
-    parts = {
-        "POLICY": policy,
-        "TITLE": html.escape(title),
-        "STYLE": style,
-        "DATA": json_for_script({"title": title, "items": [_item(one) for one in explanations]}),
-        "SCRIPT": script,
-    }
-    # The template is split once, so that inserted text is never taken for a placeholder.
-    pieces = (folder / "page_template.html").read_text(encoding="utf-8").split("%%")
-    return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+    """The page as text."""
+    return offline_page(title, page_record(explanations, title))
 
 
-def notebook_frame(explanation: Explanation, height: int = 640) -> str:
+def offline_page(title: str, content: Mapping[str, Any]) -> str:
+    """A page of the studio with its content. Its security policy allows its own script and style, and no requests."""
+    folder = files("transduce.studio") / "static"
+    script = (folder / "studio.js").read_text(encoding="utf-8").replace("</script", "<\\/script")
+    style = (folder / "studio.css").read_text(encoding="utf-8")
+    policy = f"default-src 'none'; img-src data: blob:; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}"
+    return TEMPLATE.format(
+        policy=policy + "; base-uri 'none'",
+        title=html.escape(title),
+        style=style,
+        script=script,
+        content=json_for_script(content),
+    )
+
+
+def notebook_frame(explanation: Explanation, height: int = 720) -> str:
     """The page in a frame of its own, so that its script and style do not meet those of the notebook."""
     page = html.escape(render_page([explanation], explanation.source))
-    return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="width:100%;height:{height}px;border:0"></iframe>'
+    frame = f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="width:100%;height:{height}px;border:0"></iframe>'
+    return f"{frame}<p>{html.escape(explanation.verdict)}</p>" if explanation.attributions else frame
+
+
+def displayed(shown: Any) -> bool:
+    """Displays an object with `_repr_html_` in the output of a notebook cell; False: this is no notebook."""
+    notebook = sys.modules.get("IPython")  # imported by the kernel of a notebook, and never by us
+    if notebook is None or notebook.get_ipython() is None:
+        return False
+    notebook.display.display(shown)
+    return True
 
 
 def json_for_script(content: Any) -> str:
@@ -58,55 +89,6 @@ def json_for_script(content: Any) -> str:
         text = text.replace(character, f"\\u{ord(character):04x}")
     # A lone surrogate, from damaged text, cannot be encoded as UTF-8 but can be escaped.
     return "".join(f"\\u{ord(c):04x}" if "\ud800" <= c <= "\udfff" else c for c in text)
-
-
-def _item(item: Explanation) -> dict[str, Any]:
-    rows = item.rows
-    return {
-        "source": item.source,
-        "output": item.output,
-        "source_tokens": list(item.source_tokens),
-        "target_tokens": list(item.target_tokens),
-        "source_words": [int(word) for word in item.source_words],
-        "target_words": [int(word) for word in item.target_words],
-        "source_labels": list(item.source_labels),
-        "target_labels": list(item.target_labels),
-        "token_scores": [_finite(score) for score in item.token_scores],
-        "score": _finite(item.score),
-        "attention": None if rows is None or not rows.weights.size else _short_floats(rows.weights),
-        "row_tokens": [] if rows is None else list(rows.tokens),
-        "row_words": [] if rows is None else [int(word) for word in rows.words],
-        "row_labels": [] if rows is None else list(rows.labels),
-        # Rows of attribution, which come first; the others are of attention.
-        "attributed": len(item.outputs) if item.attention is None and item.attributions else 0,
-        "encoder_only": "head" in item.model_info,
-        "nbest": [{"text": text, "score": _finite(score)} for text, score in item.nbest],
-        "model_info": {str(name): str(value) for name, value in item.model_info.items()},
-        "visual_sources": [_visual_source(one) for one in item.visual_sources],
-    }
-
-
-def _visual_source(source: VisualSource) -> dict[str, Any]:
-    """Raw pixels, which the page draws itself."""
-    height, width = source.pixels.shape[:2]
-    return {
-        "pixels": base64.b64encode(np.ascontiguousarray(source.pixels, np.uint8).tobytes()).decode(),
-        "size": [height, width],
-        "grid": list(source.grid),
-        "begin": source.begin,
-        "across": source.across,
-        "extent": source.extent,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None  # JSON has no infinity; the page shows null as such
-
-
-def _short_floats(array: np.ndarray) -> list[Any]:
-    """Nested lists of numbers with the fewest digits that round to the same float32."""
-    shortest: list[Any] = np.asarray(array, dtype=np.float32).astype(str).astype(np.float64).tolist()
-    return shortest
 
 
 def _csp_hash(text: str) -> str:

@@ -15,7 +15,6 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from transduce.autoconfig import recipe_for
-from transduce.build import build_model, complete_recipe, count_parameters
 from transduce.errors import InputError
 from transduce.explain.shape_recorder import (
     ShapeRecorder,
@@ -29,6 +28,7 @@ from transduce.explain.shape_recorder import (
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded, Step
 from transduce.model import DecoderOnly, EmbeddingModel, Transducer
 from transduce.recipe import ModelRecipe, Recipe
+from transduce.recipe.build import build_model, complete_recipe, count_parameters
 from transduce.recipe.registry import check_user_code
 from transduce.run import Run
 from transduce.storage import replace_file

@@ -12,12 +12,12 @@ from typing import Any
 from transduce.data.readers.corpus import numbered_texts
 from transduce.data.readers.files import stored_lines
 from transduce.errors import InputError, nearest
-from transduce.explain.attention import Link
 from transduce.inference.long_sources import AlignedPart, join_links, join_texts, split_long, split_sentences
 from transduce.inference.model import Model, Prediction
 from transduce.inference.protected_spans import (
     INLINE_TAG,
     KINDS,
+    TAG,
     InlineTag,
     has_words,
     insert_tags,
@@ -36,7 +36,13 @@ class Segment:
     text: str
     translate: bool = True
     lines: int = 1  # of a subtitle: the text is written in so many lines
-    markup: bool = False  # True: `text` is HTML
+    markup: bool = False  # True: `text` is HTML, or XML
+    xml: bool = False  # True: every tag is inline, whatever its name
+
+    @property
+    def tag(self) -> re.Pattern[str]:
+        """The inline tags of its markup."""
+        return TAG if self.xml else INLINE_TAG
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,22 @@ class Document:
 
     def __str__(self) -> str:
         return "".join(segment.text for segment in self.segments)
+
+    @property
+    def sentences(self) -> list[list[str]]:
+        """The sentences of each segment that is translated, without tags; joined they are the text of the segment."""
+        return [split_sentences(_source(segment)[0]) for segment in self.segments if segment.translate]
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether there are inline tags, which need a word alignment."""
+        return any(one.markup and one.tag.search(one.text) for one in self.segments if one.translate)
+
+    def translated(self, rows: Sequence[Sequence[AlignedPart]]) -> Document:
+        """The document with the translations of its sentences, a row for each segment that is translated."""
+        found = iter(rows)
+        segments = (_target(one, next(found)) if one.translate else one for one in self.segments)
+        return replace(self, segments=tuple(segments))
 
 
 def parse_text(content: str) -> list[Segment]:
@@ -113,6 +135,35 @@ def plain_text(markup: str) -> str:
     return html.unescape(INLINE_TAG.sub("", markup))
 
 
+_XML_MARKUP = re.compile(rf"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[!?][^<>]*>|{TAG.pattern}", re.DOTALL)
+
+
+def parse_xml(content: str, *, splitting: Sequence[str] = (), ignored: Sequence[str] = ()) -> list[Segment]:
+    """The texts between `splitting` tags, with all other tags in them; elements of `ignored` tags are kept."""
+    segments, run, inside = list[Segment](), "", list[str]()  # inside: ignored elements that are open
+
+    def flush() -> None:
+        nonlocal run
+        words = has_words(html.unescape(TAG.sub("", run)))
+        segments.extend(trimmed(run, markup=True, xml=True) if words else [Segment(run, translate=False)])
+        run = ""
+
+    for token in split_markup(content, _XML_MARKUP):
+        name = token.strip("</>").split()[0] if TAG.fullmatch(token) else ""
+        if inside or name in ignored:
+            if token.startswith("</") and inside[-1:] == [name]:
+                inside.pop()
+            elif name in ignored and not token.startswith("</") and not token.endswith("/>"):
+                inside.append(name)
+        elif not (_XML_MARKUP.fullmatch(token) and (not name or name in splitting)):
+            run += token
+            continue
+        flush()
+        segments.append(Segment(token, translate=False))
+    flush()
+    return [segment for segment in segments if segment.text]
+
+
 FORMATS: dict[str, Callable[[str], list[Segment]]] = {
     ".txt": parse_text,
     ".srt": parse_subtitles,
@@ -144,45 +195,39 @@ def translate_document(
     `generate` translates sentences, by default `model.generate`; it may put tags before them.
     """
     settings = {"protect": KINDS, **settings}
-    sources = [_source(segment) if segment.translate else ("", []) for segment in document.segments]
     most = model.max_source_tokens(
         **{name: settings[name] for name in settings if name in GenerationRecipe.model_fields}
     )
-    pieces = [_pieces(model, text, most) if text else [] for text, _ in sources]
-    tags = [marks for _, marks in sources]
-    texts = [piece.strip() for row in pieces for piece in row]
+    lengths = model.source_encoding.lengths
+    rows = [[part for one in row for part in split_long(one, most, lengths)] for row in document.sentences]
+    texts = [piece.strip() for row in rows for piece in row]
     predictions = model.generate(texts, **settings) if generate is None else generate(texts)
-    if any(tags):
+    tagged = document.has_tags
+    if tagged:
         model.explain_predictions([one for one in predictions if one.tokens])
-    found, segments = iter(predictions), []
-    for segment, marks, row in zip(document.segments, tags, pieces, strict=True):
-        if not segment.translate:
-            segments.append(segment)
-            continue
-        outputs = [next(found) for _ in row]
-        text = join_texts(row, [one.text for one in outputs])
-        aligned = zip(row, outputs, strict=True) if marks else ()
-        links = join_links([AlignedPart(piece, one.source, one.text, one.alignment) for piece, one in aligned])
-        segments.append(replace(segment, text=_target(segment, text, marks, links, " ".join(row))))
-    return replace(document, segments=tuple(segments))
+    found = iter(predictions)
+    outputs = [[(piece, next(found)) for piece in row] for row in rows]
+    return document.translated(
+        [
+            [AlignedPart(piece, one.source, one.text, one.alignment if tagged else ()) for piece, one in row]
+            for row in outputs
+        ]
+    )
 
 
 def _source(segment: Segment) -> tuple[str, list[InlineTag]]:
     if segment.markup:
-        return separate_tags(segment.text)
+        return separate_tags(segment.text, segment.tag)
     return (" ".join(segment.text.split()) if segment.lines > 1 else segment.text), []
 
 
-def _pieces(model: Model, text: str, most: int) -> list[str]:
-    """Sentences, the long ones in parts of at most `most` tokens."""
-    lengths = model.source_encoding.lengths
-    return [part for sentence in split_sentences(text) for part in split_long(sentence, most, lengths)]
-
-
-def _target(segment: Segment, text: str, tags: list[InlineTag], links: Sequence[Link], source: str) -> str:
+def _target(segment: Segment, row: Sequence[AlignedPart]) -> Segment:
+    sources = [part.source for part in row]
+    text = join_texts(sources, [part.output for part in row])
     if segment.markup:
-        return insert_tags(text, tags, links, len(source.split()))
-    return wrap_lines(text, segment.lines) if segment.lines > 1 else text
+        words = len(" ".join(sources).split())
+        text = insert_tags(text, _source(segment)[1], join_links(row), words)
+    return replace(segment, text=wrap_lines(text, segment.lines) if segment.lines > 1 else text)
 
 
 def wrap_lines(text: str, lines: int) -> str:

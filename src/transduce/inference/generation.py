@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,13 +14,12 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from transduce import build
 from transduce.contracts import LogitsProcessor, Strategy
 from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.decoding.continuous_batching import SearchRequest, continuous_search, plan_searches
 from transduce.decoding.logits_processors import NEVER_GENERATED
-from transduce.decoding.search import search, stream_search
+from transduce.decoding.search import SearchStep, observed_search, search, stream_search
 from transduce.decoding.speculative import speculative_search
 from transduce.decoding.strategies import MinimumBayesRisk
 from transduce.errors import InputError
@@ -31,7 +30,7 @@ from transduce.inference.terminology import PhraseIds, constrained_request
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding, TextSourceEncoding
 from transduce.model import Transducer
-from transduce.recipe import GenerationRecipe, Recipe, explain_error
+from transduce.recipe import GenerationRecipe, Recipe, build, explain_error
 
 Work = TypeVar("Work")
 Done = TypeVar("Done")
@@ -111,7 +110,7 @@ class Searcher:
             return self.search_sources(some, forced, settings, [numbers[row] for row in rows])
 
         batches = batch_by_length(lengths, settings.batch_tokens)
-        covers = self._options(settings)[0].coverage_penalty > 0  # such a search is not captured
+        covers = self.options(settings)[0].coverage_penalty > 0  # such a search is not captured
         if self.continuous and draft is None and workers == 1 and not covers:
             batches = []
             for one in plan_searches(lengths, settings.batch_tokens):
@@ -158,14 +157,14 @@ class Searcher:
         self, requests: Sequence[SearchRequest], settings: GenerationRecipe, slots: int
     ) -> list[list[Hypothesis]]:
         """Hypotheses of requests that enter a search with this number of slots one after the other."""
-        strategy, processors = self._options(settings)
+        strategy, processors = self.options(settings)
         return continuous_search(
             self.network,
             requests,
             strategy,
             slots=slots,
             processors=processors,
-            nbest=_num_hypotheses(strategy, settings),
+            nbest=num_hypotheses(strategy, settings),
             graphs=self.graphs,
         )
 
@@ -180,7 +179,7 @@ class Searcher:
         """These rows of the sources as one request."""
         some = [sources[row] for row in rows]
         forced = None if prefixes is None else [prefixes[row] for row in rows]
-        batch, max_lengths = self.source_encoding.batch(some), self._max_lengths(some, settings)
+        batch, max_lengths = self.source_encoding.batch(some), self.max_lengths(some, settings)
         return _request(settings, batch, max_lengths, forced, [numbers[row] for row in rows])
 
     def search_sources(
@@ -192,7 +191,7 @@ class Searcher:
         phrases: Sequence[PhraseIds] | None = None,
     ) -> list[list[Hypothesis]]:
         """Hypotheses of one batch; `numbers` seed the samples of each source."""
-        batch, max_lengths = self.source_encoding.batch(sources), self._max_lengths(sources, settings)
+        batch, max_lengths = self.source_encoding.batch(sources), self.max_lengths(sources, settings)
         if settings.detected_first:
             prefixes = self.detect(batch, settings, prefixes)
         request = _request(settings, batch, max_lengths, prefixes, numbers)
@@ -215,9 +214,9 @@ class Searcher:
         self, draft: Transducer, sources: Sequence[EncodedSource], settings: GenerationRecipe
     ) -> list[list[Hypothesis]]:
         """Greedy hypotheses by speculative decoding with a draft network."""
-        batch, (_, processors) = self.source_encoding.batch(sources).to(self.device), self._options(settings)
+        batch, (_, processors) = self.source_encoding.batch(sources).to(self.device), self.options(settings)
         found = speculative_search(
-            self.network, draft, batch, max_lengths=self._max_lengths(sources, settings), processors=processors
+            self.network, draft, batch, max_lengths=self.max_lengths(sources, settings), processors=processors
         )
         return [[one] for one in found]
 
@@ -236,14 +235,14 @@ class Searcher:
         return search(
             self.network,
             **arguments,
-            nbest=_num_hypotheses(arguments["strategy"], settings),
+            nbest=num_hypotheses(arguments["strategy"], settings),
             graphs=self.graphs,
             constraints=None if request.constraints is None else request.constraints.to(self.device),
         )
 
     def _arguments(self, settings: GenerationRecipe, request: SearchRequest) -> dict[str, Any]:
         """The arguments that a search and a stream have in common."""
-        strategy, processors = self._options(settings)
+        strategy, processors = self.options(settings)
         return {
             "batch": request.batch.to(self.device),
             "strategy": strategy,
@@ -267,10 +266,19 @@ class Searcher:
 
     def stream(self, source: EncodedSource, settings: GenerationRecipe, number: int) -> Iterator[tuple[int, float]]:
         """The tokens of the best hypothesis of one source, each as soon as it is certain, with its log-probability."""
-        batch, max_lengths = self.source_encoding.batch([source]), self._max_lengths([source], settings)
+        return stream_search(self.network, **self._single(source, settings, number))
+
+    def observe(
+        self, source: EncodedSource, settings: GenerationRecipe, number: int
+    ) -> Generator[SearchStep, None, list[Hypothesis]]:
+        """Every selection of the search of one source, as it is made; returns its hypotheses, best first."""
+        return observed_search(self.network, **self._single(source, settings, number))
+
+    def _single(self, source: EncodedSource, settings: GenerationRecipe, number: int) -> dict[str, Any]:
+        """The arguments of the search of one source."""
+        batch, max_lengths = self.source_encoding.batch([source]), self.max_lengths([source], settings)
         prefixes = self.detect(batch, settings) if settings.detected_first else None
-        request = _request(settings, batch, max_lengths, prefixes, [number])
-        return stream_search(self.network, **self._arguments(settings, request))
+        return self._arguments(settings, _request(settings, batch, max_lengths, prefixes, [number]))
 
     def with_shortlist(self, shortlist: Shortlist) -> ShortlistSearcher:
         """A searcher over a shortlist; the last one is cached, as unpacking the output layer takes a moment."""
@@ -278,19 +286,19 @@ class Searcher:
             self._with_shortlist = ShortlistSearcher(self, shortlist)
         return self._with_shortlist
 
-    def _max_lengths(self, sources: Sequence[EncodedSource], settings: GenerationRecipe) -> Tensor:
+    def max_lengths(self, sources: Sequence[EncodedSource], settings: GenerationRecipe) -> Tensor:
         """B: maximal number of tokens of each output."""
         lengths = torch.tensor([len(source) for source in sources])
         return (lengths * settings.max_ratio + 50).clamp(max=min(settings.max_length, self.max_target_length)).long()
 
-    def _options(self, settings: GenerationRecipe) -> SearchOptions:
+    def options(self, settings: GenerationRecipe) -> SearchOptions:
         """One object for equal settings: captured graphs are found by its identity."""
         if settings not in self._options_of:
             self._options_of[settings] = build.build_strategy(settings), tuple(build.build_logits_processors(settings))
         return self._options_of[settings]
 
 
-def _num_hypotheses(strategy: Strategy, settings: GenerationRecipe) -> int | None:
+def num_hypotheses(strategy: Strategy, settings: GenerationRecipe) -> int | None:
     """Hypotheses of each source that a search returns; None: all, which are ranked again."""
     return None if isinstance(strategy, MinimumBayesRisk) else settings.nbest
 
@@ -305,8 +313,13 @@ def _request(
     """A batch with its prefixes, or those of the settings, and a seed for each number."""
     if prefixes is None and settings.forced_prefix:
         prefixes = [list(settings.forced_prefix)] * batch.size
-    seeds = [(settings.seed * 1_000_003 + number) % 2**63 for number in numbers]
+    seeds = sample_seeds(settings, numbers)
     return SearchRequest(batch, max_lengths, None if prefixes is None else Padded.from_rows(prefixes), seeds)
+
+
+def sample_seeds(settings: GenerationRecipe, numbers: Sequence[int]) -> list[int]:
+    """A seed for each source by its number."""
+    return [(settings.seed * 1_000_003 + number) % 2**63 for number in numbers]
 
 
 class ShortlistSearcher(Searcher):

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from transduce.contracts import ScoredText
 from transduce.data.batching import batch_by_length
-from transduce.data.tokenizers.running_text import CountedText
-from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.tokenizer import CountedText, Tokenizer
 from transduce.flow import BOS, Batch, Hypothesis, Padded
 from transduce.inference.long_sources import CHARACTERS_PER_TOKEN
 from transduce.model import Transducer

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transduce import build, interop
-from transduce.build import meta_device
+from transduce import interop
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError, check_path
 from transduce.evaluation.calibration import Calibration
@@ -19,7 +18,8 @@ from transduce.inference.model import Model
 from transduce.interop import bundle
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.model import Transducer
-from transduce.recipe import Recipe, registry
+from transduce.recipe import Recipe, build, registry
+from transduce.recipe.build import meta_device
 from transduce.run import Run
 from transduce.training.distributed import pick_device
 from transduce.transfer.lora import load_run_weights
@@ -33,6 +33,7 @@ def load(
     trust_user_code: bool = False,
     combination: Combination | None = None,
     weights: Sequence[float] | None = None,
+    step: int | None = None,
 ) -> Model:
     """Opens a run. No code of the run is executed: parts of the user's own (`file:Class`) must be allowed.
 
@@ -40,9 +41,14 @@ def load(
     weights take up to twice the memory. With a precision, the network is one for generation: its weights are packed,
     and learn no more. Several runs, as a list or as "RUN1,RUN2", and the folder of `train --ensemble` are an ensemble:
     `combination` is `mean` (of the probabilities) or `log_linear`, `weights` are those of the runs (None: equal ones).
-    All generate the same tokens; their sources may have different ones.
+    All generate the same tokens; their sources may have different ones. `step`: the weights of the checkpoint of that
+    update instead of those that the run predicts with.
     """
     members, weights = _expanded(_members(path), weights)
+    if step is not None and (len(members) > 1 or step not in Run(Path(members[0])).checkpoints.steps()):
+        raise InputError(
+            f"no checkpoint of step {step}", where=str(path), remedy="name a step in RUN/checkpoints of one run"
+        )
     if len(members) > 1 or weights is not None:
         models = [load(one, device=device, precision=precision, trust_user_code=trust_user_code) for one in members]
         ensemble = build_ensemble(models, [str(one) for one in members], combination or "mean", weights)
@@ -66,7 +72,7 @@ def load(
     source, target = run.tokenizers()
     with meta_device():  # no memory is allocated before the weights are known to fit
         expected = build.build_model(recipe.model, source.size, target.size).state_dict()
-    tensors = check_weights(expected, load_run_weights(run, recipe, list(expected)), str(run.folder))
+    tensors = check_weights(expected, load_run_weights(run, recipe, list(expected), step), str(run.folder))
     network = build.build_model(recipe.model, source.size, target.size, source.word_starts)
     network.load_state_dict(tensors)
     model = _placed(network, (source, target), recipe, device, precision)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,20 +14,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce import build
 from transduce.contracts import ScoredText
 from transduce.data.batching import batch_by_length, collate
 from transduce.data.readers.corpus import in_windows
-from transduce.data.tokenizers.oov import encode_targets
-from transduce.data.tokenizers.running_text import count_text
-from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.decoding.scoring import MaskFilling
-from transduce.decoding.scoring import score as score_batch
+from transduce.data.tokenizers.tokenizer import Tokenizer, count_text, encode_targets
+from transduce.decoding.search import MaskFilling
+from transduce.decoding.search import score as score_batch
 from transduce.decoding.strategies import MinimumBayesRisk
 from transduce.errors import InputError
 from transduce.evaluation.calibration import Calibration
-from transduce.explain.attention import DecodedSource, Explainer, Explanation, Link, links, to_words
-from transduce.flow import EOS, Batch, Hypothesis, Padded
+from transduce.explain.attention import (
+    READ_AT,
+    DecodedSource,
+    Explainer,
+    Explanation,
+    Link,
+    ReadAt,
+    links,
+    to_words,
+)
+from transduce.explain.failures import (
+    OutputWarning,
+    attention_warnings,
+    low_confidence,
+    repetition,
+    truncation,
+)
+from transduce.explain.html import displayed
+from transduce.explain.interventions import FORCED_KINDS, Intervention, intervene, parse_interventions
+from transduce.flow import EOS, SPECIALS, Batch, Hypothesis, Padded
 from transduce.inference.generation import (
     Searcher,
     change_settings,
@@ -49,13 +65,13 @@ from transduce.inference.protected_spans import ProtectedLine
 from transduce.inference.reranking import rank_by_utility
 from transduce.inference.shortlist import Shortlist
 from transduce.inference.streaming import StreamedToken, stream_tokens, stream_translate
-from transduce.inference.terminology import Constraints, check_constraints, encode_constraints
+from transduce.inference.terminology import Constraints, PhraseIds, check_constraints, encode_constraints
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.dispatch import has_hooks
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding
 from transduce.modalities.transcription import TimedSegment, Transcriber, windowed_options_error, windowed_recordings
 from transduce.model import CTCModel, EmbeddingModel, EncoderOnly, Transducer, no_decoder_error
-from transduce.recipe import GenerationRecipe, Recipe
+from transduce.recipe import GenerationRecipe, Recipe, build
 from transduce.recipe.compatibility import check_search
 
 
@@ -85,6 +101,11 @@ class Prediction:
             return f"<p>{html.escape(self.text)}</p>"
         return self.explanation._repr_html_()
 
+    def show(self) -> None:
+        """Displays the text and its attention: inline in a notebook, else in the terminal."""
+        if not displayed(self):
+            print(self.text) if self.explanation is None else self.explanation.show()
+
     @property
     def score(self) -> float:
         return sum(self.token_scores)
@@ -109,6 +130,24 @@ class Prediction:
         if self.explanation is None or self.explanation.attention is None:
             return []
         return links(to_words(self.explanation.map()))
+
+    @cached_property
+    def token_warnings(self) -> tuple[OutputWarning, ...]:
+        """Signs of failure in tokens and scores: see explain/failures.py."""
+        if self.parts:
+            return tuple(one for part in self.parts for one in part.token_warnings)
+        found = [*truncation(self.complete, self.source_cut, len(self.tokens)), low_confidence(self.token_scores)]
+        if self.model is None or not isinstance(self.model.network, EncoderOnly):  # labels may repeat
+            found.append(repetition(self.tokens[: len(self.tokens) - self.complete], self.source))
+        return tuple(one for one in found if one is not None)
+
+    @cached_property
+    def warnings(self) -> tuple[OutputWarning, ...]:
+        """Signs of failure in tokens, scores and attention, which is recomputed: see `explanation`."""
+        if self.parts:
+            return tuple(one for part in self.parts for one in part.warnings)
+        attends = self.model is not None and not self.model.sourceless
+        return (*self.token_warnings, *attention_warnings(self.explanation if attends else None))
 
     def restored(self, line: ProtectedLine) -> Prediction:
         """This prediction for a line with protected spans, which its text and its rivals contain."""
@@ -140,6 +179,18 @@ class Prediction:
             for column in columns
         ]
         return replace(rivals[0], nbest=tuple(rivals), parts=tuple(parts))
+
+
+@dataclass(frozen=True)
+class EncodedLines:
+    """The sources of a search over lines."""
+
+    parts: list[SourcePart]
+    sources: list[EncodedSource]
+    cuts: list[bool]  # which of them were cut
+    prefixes: list[list[int]] | None
+    numbers: list[int]  # seed the samples
+    phrases: list[PhraseIds] | None
 
 
 @dataclass(frozen=True)
@@ -207,6 +258,12 @@ class Model:
             self._search = network, searcher
         return self._search[1]
 
+    def searching_with(self, searcher: Searcher) -> Model:
+        """The same model, with another searcher for the network of the present weights."""
+        found = copy.copy(self)
+        found._search = self.lowered, searcher
+        return found
+
     @property
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
@@ -247,6 +304,7 @@ class Model:
         first_number: int = 0,
         constraints: Iterable[Constraints | None] | None = None,
         timestamps: bool = False,
+        interventions: Sequence[Intervention | str] = (),
         **settings: Any,
     ) -> list[Prediction]:
         """One prediction a line, in order. Settings are those of the recipe's `generation` section.
@@ -268,8 +326,14 @@ class Model:
         `timestamps`: transcripts have segments with times. Recordings that are longer than the model hears at once
         always have them: they are transcribed in windows.
 
+        `interventions` change the model for this call: see `intervene`.
+
         `first_number` is the number of the first text in a longer input: samples are drawn by the numbers of the texts.
         """
+        if interventions:
+            options: dict[str, Any] = {"prefixes": prefixes, "workers": workers, "draft": draft, "shortlist": shortlist}
+            options |= {"first_number": first_number, "constraints": constraints, "timestamps": timestamps}
+            return self.intervene(interventions).generate(texts, **options, **settings)
         chosen = self.settings(**settings)
         texts = check_texts("generate", texts)
         if long := windowed_recordings(self.source_encoding, texts, chosen, timestamps=timestamps):
@@ -314,6 +378,19 @@ class Model:
         first_number: int,
     ) -> list[Prediction]:
         """One prediction a line: long lines are searched in parts."""
+        lines = self.encode_lines(texts, prefixes, constraints, chosen, first_number)
+        found = find(lines.sources, lines.prefixes, chosen, lines.numbers, phrases=lines.phrases)
+        return self.predict_lines(texts, lines, chosen, found)
+
+    def encode_lines(
+        self,
+        texts: Sequence[str],
+        prefixes: Sequence[str] | None,
+        constraints: Sequence[Constraints | None] | None,
+        chosen: GenerationRecipe,
+        first_number: int = 0,
+    ) -> EncodedLines:
+        """What a search needs: the sources of all lines, long ones in parts, with prefixes, numbers and phrases."""
         parts, sources, cuts = self.source_parts(texts, chosen)
         read = [part.text for part in parts]
         begun = wanted = None
@@ -321,10 +398,14 @@ class Model:
             begun = encode_targets(self.target, [prefixes[part.line] if part.first else "" for part in parts], read)
         if constraints is not None:
             wanted = encode_constraints(self.target, [part.constraints(constraints[part.line]) for part in parts], read)
-        numbers = [first_number + part.number for part in parts]
-        found = find(sources, begun, chosen, numbers, phrases=wanted)
+        return EncodedLines(parts, sources, cuts, begun, [first_number + part.number for part in parts], wanted)
+
+    def predict_lines(
+        self, texts: Sequence[str], lines: EncodedLines, chosen: GenerationRecipe, found: Iterable[list[Hypothesis]]
+    ) -> list[Prediction]:
+        """One prediction a line, from the hypotheses of all parts."""
         predictions: list[list[Prediction]] = [[] for _ in texts]
-        for part, source, cut, hypotheses in zip(parts, sources, cuts, found, strict=True):
+        for part, source, cut, hypotheses in zip(lines.parts, lines.sources, lines.cuts, found, strict=True):
             best = self._ranked(hypotheses, part.text, chosen)[: chosen.nbest]
             one = self._prediction(part.text, source, best, cut)
             predictions[part.line].append(one if part.count == 1 else replace(one, source=part.source))
@@ -490,11 +571,57 @@ class Model:
         kinds = {name: part["kind"] for name, part in self.recipe.model if isinstance(part, dict)}
         return {**kinds, "parameters": self.parameters}
 
-    def score(self, pairs: Iterable[tuple[str, str]], **settings: Any) -> list[PairScore]:
+    def intervene(self, interventions: Sequence[Intervention | str]) -> Model:
+        """A model with changes, such as `mask-head:cross:1.3`, that shares all weights with this one.
+
+        See explain/interventions.py. This model is not changed, and its later outputs are the same bits. Alternatives,
+        attributions and streams of the changed model are those of the changed network.
+        """
+        given = parse_interventions(interventions)
+        generation = self.recipe.generation
+        for one in given:
+            if one.kind not in FORCED_KINDS:
+                continue
+            (ids,) = encode_targets(self.target, [one.text], [""])
+            if not ids or (one.kind == "force-token" and len(ids) > 1 and one.text not in SPECIALS):
+                pieces = ", ".join(map(self.target.piece, ids))
+                problem = f"{one.text!r} is not one token of the target: {pieces or 'nothing'}"
+                raise InputError(problem, where="interventions", remedy="give one token")
+            if one.kind == "force-prefix":
+                update: dict[str, Any] = {"forced_prefix": (*generation.forced_prefix, *ids)}
+            else:
+                token = SPECIALS.index(one.text) if one.text in SPECIALS else ids[0]
+                processor = {"kind": "forced_token", "token": token, "at": one.step}
+                update = {"logits_processors": (*generation.logits_processors, processor)}
+            generation = change_settings(generation, update)
+        network = intervene(self.network, given, self._encode_source)
+        recipe = self.recipe.model_copy(update={"generation": generation})
+        changed = Model(
+            network,
+            self.source,
+            self.target,
+            recipe,
+            parameters=self.parameters,
+            source_encoding=self.source_encoding,
+        )
+        changed.calibration = self.calibration
+        return changed
+
+    def _encode_source(self, text: str) -> Batch:
+        """One source as a batch."""
+        return self.source_encoding.batch(self.source_encoding.encode([text])).to(self.device)
+
+    def score(
+        self, pairs: Iterable[tuple[str, str]], *, interventions: Sequence[Intervention | str] = (), **settings: Any
+    ) -> list[PairScore]:
         """The log-probability of each target given its source, token by token.
 
-        Sources are cut as in `generate`, with a warning. A target that is too long is an error.
+        Sources are cut as in `generate`, with a warning. A target that is too long is an error. `interventions` change
+        the model for this call: see `intervene`.
         """
+        if interventions:
+            _refuse_forced(interventions)
+            return self.intervene(interventions).score(pairs, **settings)
         chosen = self.settings(**settings)
         return self._score_encoded(*self._encode_pairs(check_pairs("score", pairs), chosen), chosen.batch_tokens)
 
@@ -593,24 +720,48 @@ class Model:
         ]
 
     def explain(
-        self, text: str, target: str | None = None, methods: Sequence[str] | None = None, **settings: Any
+        self,
+        text: str,
+        target: str | None = None,
+        methods: Sequence[str] | None = None,
+        *,
+        interventions: Sequence[Intervention | str] = (),
+        measures: bool = True,
+        seeds: Sequence[Model] = (),
+        read_at: ReadAt = "output",
+        **settings: Any,
     ) -> Explanation:
         """Attention, scores, alternatives and attributions of one output, ready to be drawn.
 
         The output is `target` where it is given, else what the model generates. `methods` names attribution methods
         (`transduce.explain.attribution.METHODS`); each comes with measures of its faithfulness. An encoder with a head
         has no attention to its source: its outputs are attributed by integrated gradients, without asking.
+        `interventions` change the model for this call: see `intervene`. `measures=False` leaves out the measures of
+        faithfulness. `seeds` are models trained with other seeds: their maps are compared with those of this one.
+        `read_at`: the attention of a token is read at the step that outputs it, or that reads it as input (Chen 2020).
         """
         if not isinstance(text, str):
             raise InputError(f"explain takes one text, not {text!r}", remedy='write model.explain("...")')
+        if read_at not in READ_AT:
+            raise InputError(f"attention is not read at {read_at!r}", where="read_at", remedy="output or input")
+        if interventions:
+            if target is not None:
+                _refuse_forced(interventions)
+            options: dict[str, Any] = {"measures": measures, "seeds": seeds, "read_at": read_at}
+            return self.intervene(interventions).explain(text, target, methods, **options, **settings)
         decoded = self._decoded(text, target, settings)
         explainer = Explainer(self.network, self.source_encoding, self.target, self.info())
         (explained,) = explainer([decoded], self.recipe.generation.batch_tokens)
+        explained = replace(explained, read_at=read_at)
         if isinstance(self.network, (EncoderOnly, CTCModel)):
             explained = explainer.with_self_attention(explained, decoded)
             trainable = any(one.is_floating_point() for one in self.network.parameters())
             methods = methods or (["integrated_gradients"] if trainable else ["occlusion"])
-        return explainer.with_attributions(explained, decoded, methods) if methods else explained
+        if not methods:
+            return explained
+        output = explained.output
+        others = [one.explain(text, output, methods, measures=False) for one in seeds]
+        return explainer.with_attributions(explained, decoded, methods, measures=measures, seeds=others)
 
     def _decoded(self, text: str, target: str | None, settings: dict[str, Any]) -> DecodedSource:
         """One source with a given target, or with the one that the model generates."""
@@ -631,3 +782,11 @@ class Model:
         fits = Padded(target, torch.ones_like(target, dtype=torch.bool)).to(self.device)
         state = self.network.start(Batch(given, fits))
         return self.network.advance(fits.values, state).logits
+
+
+def _refuse_forced(interventions: Sequence[Intervention | str]) -> None:
+    """A given target is not searched for."""
+    for one in parse_interventions(interventions):
+        if one.kind in FORCED_KINDS:
+            problem = f"{one.kind} is for an output that is generated, and the target is given"
+            raise InputError(problem, where="interventions", remedy="leave out one of them")

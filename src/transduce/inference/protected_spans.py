@@ -89,6 +89,7 @@ class ProtectedLine:
             return self.source, list(zip(words, words, strict=True))
         while "markup" in self.kinds and TAG.search(output):  # the source had none
             output = TAG.sub("", output)
+        links = [(word, target) for word, target in links if target < len(output.split())]
         text, links = self._restore_inner(output, links)
         if not self._separated[1]:
             return text, links
@@ -187,6 +188,7 @@ class InlineTag:
     closing: str  # empty: the tag encloses nothing
     begin: int
     end: int
+    places: tuple[int, int]  # of the opening and the closing tag among all tags of the segment
 
 
 def split_markup(content: str, markup: re.Pattern[str]) -> list[str]:
@@ -202,21 +204,22 @@ def separate_tags(
     markup: str, tag: re.Pattern[str] = INLINE_TAG, unescape: Callable[[str], str] = html.unescape
 ) -> tuple[str, list[InlineTag]]:
     """The plain text of a segment, and its inline tags with the words that they enclose, outer tags first."""
-    text, tags, open_tags = "", list[InlineTag](), list[tuple[str, int, int]]()
+    text, tags, open_tags, place = "", list[InlineTag](), list[tuple[str, int, int]](), -1
     for token in split_markup(markup, tag):
         if not tag.fullmatch(token):
             text += unescape(token)
             continue
+        place += 1
         word = len(text.split())
         inside = bool(text) and not text[-1].isspace()  # the tag stands inside a word, or behind it
         if not token.startswith("</"):
             open_tags.append((token, len(tags), word))
-            tags.append(InlineTag(token, "", word, word))
+            tags.append(InlineTag(token, "", word, word, (place, place)))
         elif (number := _matching(open_tags, token)) is not None:
-            opening, place, begin = open_tags.pop(number)
-            tags[place] = InlineTag(opening, token, begin, max(word, begin))
+            opening, row, begin = open_tags.pop(number)
+            tags[row] = InlineTag(opening, token, begin, max(word, begin), (tags[row].places[0], place))
         else:
-            tags.append(InlineTag(token, "", word - inside, word - inside))
+            tags.append(InlineTag(token, "", word - inside, word - inside, (place, place)))
     return text, tags
 
 
@@ -239,20 +242,30 @@ def insert_tags(
 ) -> str:
     """The text, escaped, with every tag once, around the words that are aligned with those that it enclosed.
 
-    Tags are nested as they were: a tag inside another one stays inside, and tags side by side do not overlap.
+    The tags come in the order that they had, so that they are nested as they were.
     """
     words = [escape(word) for word in text.split()]
-    spans = _spans(tags, links, source_words, len(words))
-    before: list[str] = [""] * (len(words) + 1)
-    after: list[str] = [""] * (len(words) + 1)
-    for tag, (begin, end) in zip(tags, spans, strict=True):
-        if tag.closing and end > begin:
-            before[begin] += tag.opening
-            after[end - 1] = tag.closing + after[end - 1]
-        else:
-            before[begin] += tag.opening + tag.closing
-    marked = [first + word + last for first, word, last in zip(before, words, after, strict=False)]
-    return " ".join(marked) + before[-1]
+    places: dict[int, tuple[str, int]] = {}  # of each tag, in order: itself, and the words before it
+    for tag, (begin, end) in zip(tags, _spans(tags, links, source_words, len(words)), strict=True):
+        places[tag.places[0]] = tag.opening, begin
+        if tag.closing:
+            places[tag.places[1]] = tag.closing, end
+    gaps: list[list[str]] = [[] for _ in range(len(words) + 1)]
+    latest = 0
+    for place in sorted(places):
+        token, before = places[place]
+        latest = max(latest, before)
+        gaps[latest].append(token)
+    return "".join(_gap(gap, number, words) for number, gap in enumerate(gaps))
+
+
+def _gap(tags: Sequence[str], number: int, words: Sequence[str]) -> str:
+    """The tags between two words, and the word after them: closing tags belong to the word before."""
+    closing = next((place for place, tag in enumerate(tags) if not tag.startswith("</")), len(tags))
+    if number in (0, len(words)):
+        closing = 0
+    space = " " if 0 < number < len(words) else ""
+    return "".join([*tags[:closing], space, *tags[closing:], *words[number : number + 1]])
 
 
 def _spans(

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from transduce.errors import InputError
-from transduce.kernels.packed_linear import QuantisedRows, quantise_rows
+from transduce.kernels.linear import QuantisedRows, quantise_rows
 from transduce.recipe import Recipe
 from transduce.run import Run, new_run
 

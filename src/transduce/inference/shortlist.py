@@ -20,7 +20,7 @@ from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError
 from transduce.flow import BOS, PAD, SPECIALS, Batch, Hypothesis, Padded, Shortlists, State, Step, TopK, TopKRequest
 from transduce.kernels.dispatch import has_hooks
-from transduce.kernels.packed_linear import PackedLinear
+from transduce.kernels.linear import PackedLinear
 from transduce.layers.embedding import Output
 from transduce.model import TopKDecoder, TopKStep, Transducer
 from transduce.storage import replace_file

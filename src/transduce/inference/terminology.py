@@ -13,8 +13,7 @@ import torch
 
 from transduce.data.readers.corpus import numbered_texts
 from transduce.data.readers.files import stored_lines
-from transduce.data.tokenizers.oov import encode_targets
-from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer, encode_targets
 from transduce.decoding.continuous_batching import SearchRequest
 from transduce.errors import InputError, nearest
 from transduce.flow import UNK, LexicalConstraints

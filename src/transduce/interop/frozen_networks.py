@@ -23,7 +23,7 @@ from transduce.errors import InputError
 from transduce.interop.legacy import safe_pickle
 from transduce.interop.legacy.safe_pickle import PickleReader, RefusedError
 from transduce.interop.legacy.unpack import SIZES, check_tensor
-from transduce.modalities.image.efficientnet import EfficientNetLite0
+from transduce.modalities.image import EfficientNetLite0
 from transduce.storage import atomic_path, write_tensors
 
 MAX_BYTES = 2**30

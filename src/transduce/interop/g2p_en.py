@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transduce import build
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import Vocabulary
 from transduce.errors import InputError
@@ -23,7 +22,7 @@ from transduce.flow import SPECIALS
 from transduce.interop.huggingface.family import ImportedModel
 from transduce.interop.huggingface.folder import inside
 from transduce.interop.huggingface.weights import MISSING, ImportRows
-from transduce.recipe import parse
+from transduce.recipe import build, parse
 
 FILE = "checkpoint20.npz"
 MAX_BYTES = 2**28  # of all arrays

@@ -3,21 +3,18 @@
 One row of the table is one operation. `dispatch` holds the conditions under which a backend applies.
 
 Three units are larger than an operation and not in the table. They read weights that were packed in advance, so they
-are built once for a network (inference/lowering) instead of chosen for each call: `PackedLinear` (packed_linear.py),
+are built once for a network (inference/lowering.py) instead of chosen for each call: `PackedLinear` (linear.py),
 `NativeBlock` and `NativeDecoder` (native/inference.py: a block, or all blocks and the top-k, as one call). The backends
-of lowered decoders are in `inference.lowering.backends`. Recurrent layers have no fused step: their cells are torch's.
+of lowered decoders are in `inference/lowering.py`. Recurrent layers have no fused step: their cells are torch's.
 """
 
-from transduce.kernels.add_norm import NORM, POST_NORM, PRE_NORM
-from transduce.kernels.additive_attention import ADDITIVE_CONTEXT, ADDITIVE_SCORES
-from transduce.kernels.attention import ATTENTION
-from transduce.kernels.beam_update import BEAM_UPDATE
+from transduce.kernels.add_norm import DROPOUT, DROPOUT_ADD, NORM, POST_NORM, PRE_NORM
+from transduce.kernels.attention import ADDITIVE_CONTEXT, ADDITIVE_SCORES, ATTENTION
+from transduce.kernels.beam_update import BEAM_UPDATE, TOP_K, TOP_K_TOKENS
 from transduce.kernels.cross_entropy import CROSS_ENTROPY
 from transduce.kernels.decode_step import CACHE_ATTENTION, DECODE_EMBEDDING, DECODE_LINEAR, DECODE_QKV, MEMORY_ATTENTION
 from transduce.kernels.dispatch import Operation
-from transduce.kernels.dropout import DROPOUT, DROPOUT_ADD
 from transduce.kernels.linear import LINEAR, OUTPUT_PROJECTION, SPLIT, WEIGHT_CAST
-from transduce.kernels.top_k import TOP_K, TOP_K_TOKENS
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation

@@ -112,7 +112,7 @@ class _Triton(_CrossEntropy):
     def forward(
         ctx: Any, logits: Tensor, bias: Tensor | None, labels: Tensor, size: int, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        from transduce.kernels.triton.cross_entropy import cross_entropy_forward
+        from transduce.kernels.triton.training import cross_entropy_forward
 
         lse, nll, uniform = (_wide(logits.new_empty(len(labels))) for _ in range(3))
         given = (logits, labels, lse, nll, uniform, logits.stride(0), size)
@@ -132,7 +132,7 @@ class _Triton(_CrossEntropy):
 
 def logits_grad(logits: Tensor, labels: Tensor, lse: Tensor, factor: Tensor, smoothing: float, size: int) -> Tensor:
     """The gradient of the loss, times a factor: M V, or M P where the logits have padding columns (P > V)"""
-    from transduce.kernels.triton.cross_entropy import cross_entropy_backward
+    from transduce.kernels.triton.training import cross_entropy_backward
 
     result = torch.empty_like(logits)
     strides = logits.stride(0), result.stride(0)
@@ -146,7 +146,7 @@ def logits_grad_with_sums(
     logits: Tensor, labels: Tensor, lse: Tensor, factor: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """The gradient (M V), and the sums of its columns (V, fp32): the gradient of the bias of the output layer"""
-    from transduce.kernels.triton.cross_entropy import cross_entropy_backward_sums
+    from transduce.kernels.triton.training import cross_entropy_backward_sums
 
     count, size = logits.shape
     across = -(-size // TILE_COLUMNS)

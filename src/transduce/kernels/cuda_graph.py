@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
+from threading import Lock
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ COLUMN_MULTIPLE = 4  # the lengths of sources and targets are multiples of it
 ROW_FRACTION = 8  # the number of rows is a multiple of this fraction of those that fit into a batch
 MIN_OCCURRENCES = 3  # a shape is captured at its third occurrence: rare ones are not worth it
 MAX_GRAPHS = 96
+NO_CAPTURE = Lock()  # held while a graph is captured, and by other threads while they call the device
 Shapes = tuple[Any, ...]
 Pass = Callable[[Batch, Tensor], Tensor]  # adds the gradient of a batch, its loss times the factor; returns sums
 
@@ -54,12 +56,13 @@ class CapturedGraph(Generic[T]):
 
 @contextmanager
 def capture(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """Kernels launched inside are added to the graph. Other threads may launch kernels: one of them copies batches.
+    """Kernels launched inside are added to the graph. The thread that copies batches waits until capture has ended:
+    its allocations and events could invalidate the capture.
 
     After a capture that failed, the random number generator behaves as if capture continued; it gets a new state.
     """
     try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with NO_CAPTURE, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             yield
     except RuntimeError:
         device = torch.device("cuda", torch.cuda.current_device())

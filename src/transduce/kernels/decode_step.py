@@ -2,7 +2,7 @@
 
 A kernel costs about a microsecond on a GPU however little it does. So a linear layer includes the norm of its input,
 the activation, the gate, the residual sum and the write into the KV cache. On a GPU each operation is one Triton
-kernel; elsewhere the torch reference runs. Top-k is in top_k.py.
+kernel; elsewhere the torch reference runs. Top-k is in beam_update.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from transduce.flow import CacheSlots
 from transduce.kernels import dispatch
 from transduce.kernels.attention import DECODE_HEAD_WIDTHS, MAX_QUERIES, decode_attention
 from transduce.kernels.dispatch import Backend, Operation
-from transduce.kernels.linear import ACTIVATIONS
-from transduce.kernels.packed_linear import LinearFunction, PackedLinear
+from transduce.kernels.linear import ACTIVATIONS, LinearFunction, PackedLinear
 
 MAX_ROWS_WITHOUT_MMA = 4  # up to here a product is faster without the matrix unit, which takes sixteen rows
 REGISTER_NUMBERS = 8192  # numbers that the 128 threads of a program hold in registers

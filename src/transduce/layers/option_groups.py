@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from annotated_types import Ge, Gt
 from torch import nn
 
-from transduce.attention.normalisers import Softmax
-from transduce.attention.scores import ScaledDot
+from transduce.attention.scores import ScaledDot, Softmax
 from transduce.contracts import AttentionScore, Count, Normaliser, Rate
 from transduce.layers.feed_forward import Activation, FeedForward, MixtureOfExperts
 from transduce.layers.norm import Normalisation, NormPlacement, make_norm

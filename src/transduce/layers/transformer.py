@@ -243,7 +243,12 @@ class TransformerLayer(nn.Module):
     def run(
         self, values: ResidualStream, past: Tree, sequence: SequenceContext, source: tuple[KeysValues, Tensor] | None
     ) -> tuple[ResidualStream, Tree, Tensor | None, Tensor | None]:
-        """The next residual stream, the next state, and the self- and cross-attention weights."""
+        """The next residual stream, the next state, and the self- and cross-attention weights.
+
+        Without cross-attention the memory is a prefix of the rows.
+        """
+        if source is not None and self.cross_attention is None:
+            sequence, source = replace(sequence, prefix=source[0]), None
         if self.norm_place == "parallel":
             return self._run_parallel(values, past, sequence, source)
         cross_weights = None

@@ -1,7 +1,7 @@
 """Registries of modalities and front ends: a new one is one class and one row here."""
 
 from transduce.contracts import FrontEnd, Modality
-from transduce.modalities.audio.modality import (
+from transduce.modalities.audio import (
     Audio,
     AudioFeatures,
     ConvSubsampling,
@@ -10,13 +10,15 @@ from transduce.modalities.audio.modality import (
     WaveformConvolution,
     WaveformStem,
 )
-from transduce.modalities.image.front_ends import CNNGrid, FeatureGrid, PatchEmbedding
-from transduce.modalities.image.modality import Image, ImageFeatures
+from transduce.modalities.image import CNNGrid, FeatureGrid, Image, ImageFeatures, PatchEmbedding
+from transduce.modalities.image_patches import FlattenedPatches, ImagePatches
+from transduce.modalities.swin import SwinTransformer
 from transduce.modalities.video import FrameEmbedding, TubeletEmbedding, Video
 
 MODALITIES: dict[str, type[Modality]] = {
     "image": Image,
     "image_features": ImageFeatures,
+    "image_patches": ImagePatches,
     "audio": Audio,
     "audio_features": AudioFeatures,
     "waveform": Waveform,
@@ -26,8 +28,10 @@ MODALITIES: dict[str, type[Modality]] = {
 
 FRONT_ENDS: dict[str, type[FrontEnd]] = {
     "patches": PatchEmbedding,
+    "flattened_patches": FlattenedPatches,
     "cnn_grid": CNNGrid,
     "feature_grid": FeatureGrid,
+    "swin": SwinTransformer,
     "conv_subsampling": ConvSubsampling,
     "frame_stacking": FrameStacking,
     "waveform_convolution": WaveformConvolution,

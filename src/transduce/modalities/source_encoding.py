@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 from transduce.contracts import Encoder, VisualSource
 from transduce.data.batching import collate
-from transduce.data.tokenizers.oov import encode_sources, oov_words
-from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer, encode_sources, oov_words
 from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.modalities.sources import ModalitySource, SourceItem, TextModality
@@ -59,7 +58,7 @@ class SourceEncoding(ABC):
         return source
 
     def oov_words(self, text: str) -> list[str]:
-        """The words of a source that have an OOV placeholder: see data/tokenizers/oov.py."""
+        """The words of a source that have an OOV placeholder: see data/tokenizers/tokenizer.py."""
         return []
 
 

@@ -22,8 +22,7 @@ from typing import BinaryIO
 import numpy as np
 
 from transduce.contracts import Modality, VisualSource
-from transduce.data.tokenizers.oov import encode_sources
-from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer, encode_sources
 from transduce.data.tokenizers.vocabulary import TAG_MARK
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import EOS, Batch, Padded

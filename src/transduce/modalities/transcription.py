@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transduce.contracts import Encoder
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Batch, Hypothesis, Padded
-from transduce.modalities.audio.modality import Audio
+from transduce.modalities.audio import Audio
 from transduce.modalities.source_encoding import ModalitySourceEncoding, SourceEncoding
 
 if TYPE_CHECKING:

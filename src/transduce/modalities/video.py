@@ -21,9 +21,9 @@ from transduce.contracts import Count, FrontEnd, Modality, VisualSource
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
 from transduce.layers.feed_forward import dense
-from transduce.modalities.image.files import EXTENSIONS as IMAGE_EXTENSIONS
-from transduce.modalities.image.files import MAX_PIXELS, fit, pillow, read_image, to_channels
-from transduce.modalities.image.front_ends import DownsamplingStage, without_padding
+from transduce.modalities.image import DownsamplingStage, without_padding
+from transduce.modalities.image_files import EXTENSIONS as IMAGE_EXTENSIONS
+from transduce.modalities.image_files import MAX_PIXELS, fit, pillow, read_image, to_channels
 
 MAX_FRAMES = 100_000
 ANIMATIONS = (".gif", ".apng", ".webp")  # .png is read too, but a folder of .png files is one video, not many

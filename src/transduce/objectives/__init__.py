@@ -5,9 +5,8 @@ from transduce.objectives.attention_losses import AttentionPenalty, GuidedAlignm
 from transduce.objectives.contrastive import Contrastive, CoSENT, CosineRegression
 from transduce.objectives.cross_entropy import CrossEntropy, Distillation, RDrop, ScheduledSampling, WaitK
 from transduce.objectives.ctc import CTC, JointCTC, ctc_loss
-from transduce.objectives.imitation import Imitation
 from transduce.objectives.language_modelling import PrefixLM, SkipGram, TruncatedBPTT
-from transduce.objectives.minimum_risk import MinimumRisk
+from transduce.objectives.sequence_level import Imitation, MinimumRisk
 
 __all__ = [
     "CTC",

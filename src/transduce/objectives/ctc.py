@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transduce.contracts import Forward, Loss, Objective, Rate
-from transduce.decoders.joint_ctc import JointCTCDecoder
-from transduce.decoding.ctc_prefix import BLANK
+from transduce.decoders.ctc import BLANK, JointCTCDecoder
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded, Step
 from transduce.model import CTCModel

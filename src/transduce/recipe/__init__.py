@@ -3,7 +3,7 @@
 The defaults of a run are in the schema; the defaults of parts are in the signatures of their classes.
 """
 
-from transduce.recipe.data import Corpora, Corpus, DataRecipe
+from transduce.recipe.data import Corpora, Corpus, CurriculumRecipe, DataRecipe
 from transduce.recipe.recipe import Recipe, changed_keys, describe_changes, dump, explain_error, load, override, parse
 from transduce.recipe.schema import (
     AdaptersRecipe,
@@ -24,6 +24,7 @@ __all__ = [
     "CopyRecipe",
     "Corpora",
     "Corpus",
+    "CurriculumRecipe",
     "DataRecipe",
     "EvaluationRecipe",
     "GenerationRecipe",

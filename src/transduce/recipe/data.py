@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from glob import glob
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from transduce.data.readers.remote import is_remote, matching_addresses
 from transduce.recipe.schema import Positive, Section
 
 
@@ -28,8 +30,9 @@ class Corpus(Section):
     path: str | None = Field(
         None,
         description="File with both sides: TSV, CSV, JSONL, JSON, Parquet, Arrow, TMX, PO or WMT XML, .gz and .zst "
-        "included; a folder of `Dataset.save_to_disk`; hf://NAME:CONFIG:SPLIT. Where sources are files: also a folder "
-        "with captions.jsonl, or with one folder of files per label.",
+        "included, on this machine or at an address (s3://, gs://, https://); a pattern of such names; a folder of "
+        "`Dataset.save_to_disk`; hf://NAME:CONFIG:SPLIT. Where sources are files: also a folder with captions.jsonl, "
+        "or with one folder of files per label.",
     )
     source: str | None = Field(
         None, description="Source side of two parallel text files; where sources are files: also an IDX file of arrays."
@@ -55,6 +58,11 @@ class Corpus(Section):
         None,
         description="Language of the targets, such as de: sources are tagged with it. With `language_column`: only its "
         "pairs.",
+    )
+    group: str | None = Field(
+        None,
+        description="Name of a group of corpora, such as web: `data.language_temperature` samples groups as it does "
+        "languages.",
     )
     language_column: str | None = Field(
         None, description="Column (column3) or field that holds the language of each target."
@@ -133,11 +141,22 @@ def _as_corpora(value: Any) -> Any:
 
 
 def _expand(item: Any) -> list[Any]:
-    """The corpora that a name stands for: one file, or all files that match a pattern."""
+    """The corpora that a name or a corpus with options stands for: one file, or all files that match a pattern."""
+    if isinstance(item, Mapping):
+        names = [item.get(name) for name in ("path", "source", "target")]
+        if not any(isinstance(name, str) and _is_pattern(name) for name in names) or "alignment" in item:
+            return [item]
+        path, source, target = names
+        found = _files(str(path)) if path is not None else _files(str(source), str(target))
+        return [{**item, **files} for files in found]
     if not isinstance(item, (str, Path)):
         return [item]
-    source, comma, target = str(item).partition(",")
-    if not comma:
+    return _files(*str(item).split(",", 1))
+
+
+def _files(source: str, target: str | None = None) -> list[dict[str, str]]:
+    """The files of one name, or of two parallel ones."""
+    if target is None:
         return [{"path": name} for name in _matching(source)]
     sources, targets = _matching(source), _matching(target)
     if len(sources) != len(targets):
@@ -145,11 +164,15 @@ def _expand(item: Any) -> list[Any]:
     return [{"source": one, "target": other} for one, other in zip(sources, targets, strict=True)]
 
 
+def _is_pattern(name: str) -> bool:
+    return any(sign in name for sign in ("*" if is_remote(name) else "*?["))  # ? begins the query of an address
+
+
 def _matching(name: str) -> list[str]:
     """The files that match a pattern, sorted; a name that is no pattern, or matches nothing, is itself."""
-    if not any(sign in name for sign in "*?[") or Path(name).exists():
+    if not _is_pattern(name) or Path(name).exists():
         return [name]
-    return sorted(glob(name, recursive=True)) or [name]
+    return (matching_addresses(name) if is_remote(name) else sorted(glob(name, recursive=True))) or [name]
 
 
 def _with_facts(corpora: Any, facts: Mapping[str, Any], columns: Any) -> Any:
@@ -161,6 +184,20 @@ def _with_facts(corpora: Any, facts: Mapping[str, Any], columns: Any) -> Any:
 
 
 Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_as_corpora)]
+
+
+class CurriculumRecipe(Section):
+    """Curriculum: pairs with high scores first, all of them after some epochs (Platanios et al. 2019)."""
+
+    column: str = Field(
+        "score", description="Column or field with the score of each pair: `score` of a prepared corpus."
+    )
+    epochs: Positive = Field(4, description="Epochs until all pairs are used.")
+    start: float = Field(0.25, gt=0, le=1, description="Share of the pairs in the first epoch.")
+
+    def share(self, epoch: int) -> float:
+        """The share of the pairs in an epoch, from 0: square-root competence."""
+        return min(1.0, math.sqrt(self.start**2 + (1 - self.start**2) * epoch / self.epochs))
 
 
 class DataRecipe(Section):
@@ -206,7 +243,16 @@ class DataRecipe(Section):
     language_temperature: float = Field(
         1.0,
         ge=1,
-        description="Languages are sampled in proportion to p^(1/T), p being their shares of the pairs; 1: by size.",
+        description="Languages, and groups of corpora, are sampled in proportion to p^(1/T), p being their shares of "
+        "the pairs; 1: by size.",
+    )
+    curriculum: CurriculumRecipe | None = Field(
+        None, description="Pairs with high scores first: `{column: score, epochs: 4, start: 0.25}`."
+    )
+    streaming: bool = Field(
+        False,
+        description="Read the training data part by part while training, without a pass over all of it before; needs "
+        "`dev`.",
     )
     min_length: int = Field(1, ge=0, description="Minimal number of tokens on either side.")
     max_length: Positive = Field(
@@ -267,6 +313,32 @@ class DataRecipe(Section):
     def _blocks_need_text(self) -> Self:
         if self.block_size is not None and self.format != "text":
             raise ValueError("`block_size` splits running text: set `data.format: text`")
+        return self
+
+    @model_validator(mode="after")
+    def _streaming_knows_parts_only(self) -> Self:
+        if not self.streaming:
+            return self
+        if not self.dev:
+            raise ValueError("`streaming` splits no development data off: set data.dev")
+        columns = any(corpus.language_column and not corpus.language for corpus in self.train)
+        whole = {
+            "block_size": self.block_size,
+            "sources": self.sources,
+            "augmentation": self.augmentation,
+            "curriculum": self.curriculum,
+            "duplicates: drop": self.duplicates == "drop",
+            "language_column": columns,
+        }
+        for name, used in whole.items():
+            if used:
+                raise ValueError(f"`{name}` needs all of the data before training: leave out `streaming`")
+        return self
+
+    @model_validator(mode="after")
+    def _curriculum_needs_rows(self) -> Self:
+        if self.curriculum is not None and self.block_size is not None:
+            raise ValueError("`curriculum` orders pairs or lines: leave out `block_size`")
         return self
 
     @field_validator("dev", "test")

@@ -12,16 +12,15 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from transduce import contracts
-from transduce.attention.attend import WINDOWS
-from transduce.attention.normalisers import NORMALISERS
+from transduce.attention.multihead import WINDOWS
 from transduce.attention.positions import POSITIONS
-from transduce.attention.scores import SCORES
+from transduce.attention.scores import NORMALISERS, SCORES
 from transduce.attention.self_attention import TOKEN_MIXERS
 from transduce.contracts import Noise
 from transduce.data.augmentation import AUGMENTATIONS
 from transduce.data.noise import NOISES
 from transduce.decoders import DECODERS
-from transduce.decoders.context import CONTEXT_MECHANISMS
+from transduce.decoders.recurrent import CONTEXT_MECHANISMS
 from transduce.decoding.logits_processors import LOGITS_PROCESSORS
 from transduce.decoding.strategies import STRATEGIES
 from transduce.encoders import ENCODERS
@@ -32,7 +31,7 @@ from transduce.modalities import FRONT_ENDS, MODALITIES
 from transduce.objectives import OBJECTIVES, Objective
 from transduce.recipe import Recipe, explain_error
 from transduce.recipe.user_code import load_user_class
-from transduce.training.trackers import TRACKERS
+from transduce.training.report import TRACKERS
 
 # Every extension point of contracts.py -> {name in a recipe: class}. The contract tests walk all of them.
 REGISTRIES: dict[type, Mapping[str, type]] = {

@@ -351,6 +351,11 @@ class TrainingRecipe(Section):
         description="Precision of the forward and backward pass; `auto`: bf16 on a GPU that has it, else fp32.",
     )
     compile: bool = Field(False, description="Compile the model with torch.compile.")
+    parallel: Literal["ddp", "fsdp"] = Field(
+        "ddp",
+        description="Several processes: `ddp` has all weights in each of them, `fsdp` divides weights, gradients and "
+        "optimiser state among them.",
+    )
     cuda_graphs: bool = Field(True, description="Capture forward and backward passes as CUDA graphs on a GPU.")
     gradient_checkpointing: bool = Field(
         False, description="Recompute the activations of Transformer layers in the backward pass to save memory."
@@ -385,6 +390,6 @@ class TrainingRecipe(Section):
 
     @property
     def budget(self) -> int:
-        """`batch_tokens` once it is a number: training/batch_size.py replaces `auto`."""
+        """`batch_tokens` once it is a number: training/resolve.py replaces `auto`."""
         assert self.batch_tokens != "auto", "batch_tokens: auto was not resolved yet"
         return self.batch_tokens

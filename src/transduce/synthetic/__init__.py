@@ -13,7 +13,7 @@ from pathlib import Path
 
 from transduce.errors import InputError, nearest
 from transduce.flow import Example
-from transduce.synthetic import algorithmic, dates, grammars, paraphrases, sentences, shapes, sung_digits, words
+from transduce.synthetic import algorithmic, dates, grammars, media, sentences, words
 from transduce.synthetic.dataset import SyntheticDataset, distinct, write_folder
 
 __all__ = ["SYNTHETIC", "SyntheticDataset", "generate", "write_files"]
@@ -68,21 +68,21 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
     "pronunciation": SyntheticDataset(
         "English words -> phones (CMU Pronouncing Dictionary)", "pronounce", words.generate_pronunciations
     ),
-    "paraphrases": SyntheticDataset("a sentence -> a paraphrase of it", "embed", paraphrases.generate_split),
-    "shapes": SyntheticDataset("images of shapes -> a caption", "caption", shapes.generate_captions, writes_files=True),
+    "paraphrases": SyntheticDataset("a sentence -> a paraphrase of it", "embed", sentences.generate_split),
+    "shapes": SyntheticDataset("images of shapes -> a caption", "caption", media.generate_captions, writes_files=True),
     "icons": SyntheticDataset(
         "images of one shape -> a caption, to draw from text: see `encode-images`",
         "draw",
-        shapes.generate_icons,
+        media.generate_icons,
         writes_files=True,
     ),
     "shape-kinds": SyntheticDataset(
-        "images of one shape -> its kind", "classify-images", shapes.generate_kinds, writes_files=True
+        "images of one shape -> its kind", "classify-images", media.generate_kinds, writes_files=True
     ),
     "colour-questions": SyntheticDataset(
         "images of three shapes TAB a question about a colour -> the answer",
         "vqa",
-        shapes.generate_column_questions,
+        media.generate_column_questions,
         columns=2,
         writes_files=True,
         salt="looks",
@@ -90,25 +90,29 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
     "scene-questions": SyntheticDataset(
         "images of shapes TAB a question: which, how many, where -> the answer",
         "vqa",
-        shapes.generate_scene_questions,
+        media.generate_scene_questions,
         columns=2,
         writes_files=True,
         salt="scenes",
     ),
     "sung-digits": SyntheticDataset(
-        "recordings of sung digits -> the digits", "transcribe", sung_digits.generate, writes_files=True, salt="tones"
+        "recordings of sung digits -> the digits",
+        "transcribe",
+        media.generate_sung_digits,
+        writes_files=True,
+        salt="tones",
     ),
     "moving-shapes": SyntheticDataset(
         "videos of a moving shape -> a caption",
         "caption-videos",
-        shapes.generate_video_captions,
+        media.generate_video_captions,
         writes_files=True,
         salt="films",
     ),
     "actions": SyntheticDataset(
         "videos of a moving shape -> the kind of motion",
         "classify-videos",
-        shapes.generate_actions,
+        media.generate_actions,
         writes_files=True,
     ),
 }

@@ -1,6 +1,7 @@
 """Checkpoint directory: atomic writes, hashes, recovery.
 
 checkpoints/step-00000500/   weights.safetensors optimiser.safetensors ema.safetensors state.json manifest.json
+                             with FSDP, a file shard-*.safetensors of every process instead of the first three
 checkpoints/final/           weights.safetensors state.json manifest.json: the weights of a finished run
 checkpoints/best.json        the step with the best validation score, as the state of the newest checkpoint records it
 
@@ -15,8 +16,8 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from transduce.errors import InputError
 from transduce.storage import TEMPORARY, WriteError, make_folder, replace_file, sync, write_file, write_tensors
 
 FORMAT = 3
+SHARD = "shard-"  # prefix of the file of one process, as torch.distributed.checkpoint names it
+SHARD_OFFSETS = "DCP_SHARDING_INFO"  # where it records which part of each tensor the file has
+REPLACED = f"{TEMPORARY}replaced-"  # prefix of a checkpoint until the one that replaces it has its name
 DAMAGED = "damaged-"  # prefix of checkpoints that a resumed run could not read
 Tensors = Mapping[str, Tensor]
 
@@ -191,6 +195,21 @@ class CheckpointManager:
         write_checkpoint(folder, tensors, state, self._run_hashes)
         return folder
 
+    def begin_shards(self, step: int) -> Path:
+        """The folder in which the processes of a sharded model write their parts of a checkpoint."""
+        part = self.path(step).with_name(TEMPORARY + self.path(step).name)
+        shutil.rmtree(part, ignore_errors=True)
+        return make_folder(part)
+
+    def complete_shards(self, step: int, state: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+        """Makes the parts of all processes, which are written now, a checkpoint."""
+        if self._run_hashes is None:
+            self.bind()
+        folder = self.path(step)
+        with _reporting(folder):
+            part = folder.with_name(TEMPORARY + folder.name)
+            _complete(part, folder, {**state, "step": step}, {"run": self._run_hashes, "aliases": dict(aliases)})
+
     def remove_final(self) -> None:
         _remove(self.folder / "final")
 
@@ -215,8 +234,11 @@ class CheckpointManager:
         return [*[step for step in steps[:-1] if step % self.every == 0], *steps[-1:]][-count:]
 
     def remove_incomplete(self) -> None:
-        """Removes what a killed process left half-written."""
+        """Removes what a killed process left half-written, and puts back a checkpoint that it was replacing."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for old in self.folder.glob(f"{REPLACED}*"):
+            if not (folder := self.folder / old.name.removeprefix(REPLACED)).exists():
+                os.replace(old, folder)
         for entry in [*self.folder.glob(f"*/{TEMPORARY}*"), *self.folder.glob(f"{TEMPORARY}*")]:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
@@ -258,26 +280,39 @@ def write_checkpoint(
     run_hashes: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes one file for each tensor group and the state; an existing folder is replaced atomically."""
-    part, old = folder.with_name(TEMPORARY + folder.name), folder.with_name(f"{TEMPORARY}old-{folder.name}")
-    try:
+    part = folder.with_name(TEMPORARY + folder.name)
+    with _reporting(folder):
         shutil.rmtree(part, ignore_errors=True)
         make_folder(part)
         for group, content in tensors.items():
             _write_tensors(part / f"{group}.safetensors", content)
-        write_file(part / "state.json", _encode({"format": FORMAT, "state": dict(state)}))
-        files = {path.name: _size_and_hash(path) for path in sorted(part.iterdir())}
-        write_file(part / "manifest.json", _encode({"format": FORMAT, "files": files, "run": run_hashes or {}}))
-        sync(part)
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            os.replace(folder, old)
-        os.replace(part, folder)
-        sync(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        _complete(part, folder, state, {"run": run_hashes or {}})
+
+
+@contextmanager
+def _reporting(folder: Path) -> Iterator[None]:
+    """Inside, `folder` is written: an error removes the unfinished part of it."""
+    try:
+        yield
     except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(folder.with_name(TEMPORARY + folder.name), ignore_errors=True)
         remedy = "earlier checkpoints are intact: free space on the disk and resume"
         raise WriteError(folder, error, remedy) from error
+
+
+def _complete(part: Path, folder: Path, state: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    """Writes the state, and last the manifest with the hash of every file; then the folder gets its name."""
+    old = folder.with_name(REPLACED + folder.name)
+    write_file(part / "state.json", _encode({"format": FORMAT, "state": dict(state)}))
+    files = {path.name: _size_and_hash(path) for path in sorted(part.iterdir())}
+    write_file(part / "manifest.json", _encode({"format": FORMAT, "files": files, **manifest}))
+    sync(part)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(folder, old)
+    os.replace(part, folder)
+    sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -298,13 +333,18 @@ def read_checkpoint(
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """The tensor groups (those in `only`) and the state, after the hash of every file (in `check`) was checked."""
     try:
-        files = read_manifest(folder)["files"]
+        manifest = read_manifest(folder)
+        files = manifest["files"]
         for name, expected in files.items():
             if (check is None or name in check) and _size_and_hash(folder / name) != expected:
                 raise DamagedCheckpointError(f"{name} differs from what was written")
         content = json.loads((folder / "state.json").read_bytes())
-        if "state.json" not in files or "weights.safetensors" not in files or content["format"] != FORMAT:
+        shards = [folder / name for name in files if name.startswith(SHARD)]
+        has_weights = bool(shards) or "weights.safetensors" in files
+        if "state.json" not in files or not has_weights or content["format"] != FORMAT:
             raise DamagedCheckpointError("unknown manifest or format")
+        if shards:
+            return read_shards(shards, manifest["aliases"], only), content["state"]
         groups = [name.removesuffix(".safetensors") for name in files if name.endswith(".safetensors")]
         selected = [group for group in groups if only is None or group in only]
         return {group: _read_tensors(folder / f"{group}.safetensors") for group in selected}, content["state"]
@@ -338,6 +378,35 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
     return tensors | {name: tensors[original] for name, original in aliases.items()}
+
+
+def read_shards(
+    paths: Sequence[Path], aliases: Mapping[str, str], only: Sequence[str] | None = None
+) -> dict[str, dict[str, Tensor]]:
+    """The whole tensors of the groups (those in `only`) from the parts that the processes wrote."""
+    parts: dict[str, list[tuple[list[int], Tensor]]] = {}
+    for path in paths:
+        with safe_open(path, framework="pt") as file:
+            offsets = json.loads(file.metadata()[SHARD_OFFSETS])
+            for key in file.keys():  # noqa: SIM118
+                if only is None or key.partition("/")[0] in only:
+                    parts.setdefault(key, []).append((offsets[key]["saved_offsets"], file.get_tensor(key).clone()))
+    groups: dict[str, dict[str, Tensor]] = {}
+    for key, pieces in parts.items():
+        group, _, name = key.partition("/")
+        groups.setdefault(group, {})[name] = _assemble(pieces)
+    if "weights" in groups:
+        groups["weights"] |= {name: groups["weights"][original] for name, original in aliases.items()}
+    return groups
+
+
+def _assemble(pieces: Sequence[tuple[list[int], Tensor]]) -> Tensor:
+    """A tensor from its pieces at their offsets."""
+    ends = [[offset + size for offset, size in zip(at, piece.shape, strict=True)] for at, piece in pieces]
+    whole = torch.empty([max(sizes) for sizes in zip(*ends, strict=True)], dtype=pieces[0][1].dtype)
+    for at, piece in pieces:
+        whole[tuple(slice(start, start + size) for start, size in zip(at, piece.shape, strict=True))] = piece
+    return whole
 
 
 def _size_and_hash(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,13 +18,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from transduce.errors import InputError
 from transduce.kernels.dispatch import native_kernels, training_pass
 
-BUCKET_SIZE = 2**25  # gradient elements in one all-reduce
+BUCKET_SIZE = 2**23  # gradient elements in one all-reduce
+BUCKETS_IN_FLIGHT = 2
 Value = TypeVar("Value")
 TIMEOUT = timedelta(hours=1)  # the other processes wait while the first one validates
 
@@ -63,21 +66,28 @@ class Processes:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    in_group: bool = False  # whether there is a process group
 
     @classmethod
-    def start(cls, device: torch.device) -> Self:
-        """Joins the process group of torchrun's environment variables: gloo for the CPU, and also NCCL for CUDA."""
+    def start(cls, device: torch.device, parallel: str = "ddp") -> Self:
+        """Joins the process group of torchrun's environment variables: gloo for the CPU, and also NCCL for CUDA.
+
+        FSDP needs a group also for one process.
+        """
         size = int(os.environ.get("WORLD_SIZE", 1))
-        if size == 1:
-            return cls()
         # Scalars and flags are exchanged between CPUs, so that this never waits for the GPU.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        if size == 1:
+            if parallel == "ddp":
+                return cls()
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+            return cls(in_group=True)
         store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
         # A restarted group must not read the keys that the previous one left in the store.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"attempt{attempt}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-        return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)))
+        return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)), in_group=True)
 
     @property
     def is_main(self) -> bool:
@@ -86,21 +96,27 @@ class Processes:
     def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Sums the gradients over all processes, in buckets of many parameters.
 
+        A bucket is communicated while the next one is collected and the one before it is distributed.
         A parameter without a gradient gets zeros, also in a single process: otherwise weight decay would apply to it
         or not depending on the number of processes.
         """
         bucket: list[Tensor] = []
+        running: deque[_RunningBucket] = deque()
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if self.size == 1:
                 continue
             if bucket and (bucket[0].dtype != parameter.grad.dtype or sum(map(Tensor.numel, bucket)) >= BUCKET_SIZE):
-                _all_reduce_bucket(bucket)
+                running.append(_RunningBucket(bucket))
                 bucket = []
+                if len(running) == BUCKETS_IN_FLIGHT:
+                    running.popleft().finish()
             bucket.append(parameter.grad)
         if bucket:
-            _all_reduce_bucket(bucket)
+            running.append(_RunningBucket(bucket))
+        for one in running:
+            one.finish()
 
     def all_reduce(self, numbers: Sequence[float]) -> list[float]:
         """The element-wise sum over all processes."""
@@ -109,6 +125,14 @@ class Processes:
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
         return total.tolist()
+
+    def maximum(self, number: int) -> int:
+        """The largest number of all processes."""
+        if self.size == 1:
+            return number
+        largest = torch.tensor([number])
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """The value of process `source`, which must be JSON, in every process."""
@@ -154,7 +178,7 @@ class Processes:
         return value
 
     def close(self) -> None:
-        if self.size > 1 and dist.is_initialized():
+        if self.in_group and dist.is_initialized():
             dist.destroy_process_group()
 
     def __enter__(self) -> Self:
@@ -164,11 +188,56 @@ class Processes:
         self.close()
 
 
-def _all_reduce_bucket(tensors: list[Tensor]) -> None:
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    dist.all_reduce(flat)
-    for tensor, summed in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(summed.view_as(tensor))
+class _RunningBucket:
+    """Gradients that are being summed over all processes, in a copy."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors = tensors
+        self._flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._work = dist.all_reduce(self._flat, async_op=True)
+
+    def finish(self) -> None:
+        assert self._work is not None
+        self._work.wait()
+        sizes = [tensor.numel() for tensor in self._tensors]
+        for tensor, summed in zip(self._tensors, self._flat.split(sizes), strict=True):
+            tensor.copy_(summed.view_as(tensor))
+
+
+# torch.distributed.tensor takes a second to import: without FSDP there are no sharded tensors, and it is not imported.
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this is a tensor of FSDP, of which each process has a part."""
+    return hasattr(tensor, "device_mesh")
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of a tensor. All processes must call this for a sharded one."""
+    detached: Any = tensor.detach()
+    return detached.full_tensor() if is_sharded(tensor) else detached
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of this process, which shares its memory with the tensor."""
+    detached: Any = tensor.detach() if is_sharded(tensor) else None
+    return tensor if detached is None else detached.to_local()
+
+
+def sharded_like(tensor: Tensor, reference: Tensor | None) -> Tensor:
+    """The part of this process of a whole tensor, if the reference is sharded and has the same shape."""
+    if reference is None or not is_sharded(reference) or tensor.shape != reference.shape or is_sharded(tensor):
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(reference, DTensor)
+    mesh = reference.device_mesh
+    return distribute_tensor(tensor.to(mesh.device_type), mesh, reference.placements, src_data_rank=None)
+
+
+def all_sharded_like(tensors: Mapping[str, Tensor], references: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`sharded_like` by name."""
+    return {name: sharded_like(tensor, references.get(name)) for name, tensor in tensors.items()}
 
 
 def seed_everything(seed: int, step: int = 0, first_row: int = 0) -> None:

@@ -15,8 +15,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from transduce import build, transfer
+from transduce import transfer
 from transduce.contracts import Tracker
+from transduce.data.batching import DataPosition
 from transduce.data.prepare import PreparedData, Tokenizers, prepare_data
 from transduce.data.readers.corpus import read_corpus
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -32,15 +33,22 @@ from transduce.inference.quantisation import check_learns
 from transduce.modalities.source_encoding import EnsembleSourceEncoding
 from transduce.model import Transducer
 from transduce.objectives import Objective
-from transduce.recipe import Recipe, load, registry
+from transduce.recipe import Recipe, build, load, registry
 from transduce.recipe.compatibility import gives_vectors
 from transduce.run import Run, lock_run
 from transduce.storage import optional_write, remove_incomplete, replace_file
 from transduce.training import trainer
-from transduce.training.batch_size import with_batch_tokens
 from transduce.training.distributed import Processes, deterministic, pick_device, seed_everything
 from transduce.training.report import Report, Reports, RunReport, SilentReport, draw_curves
-from transduce.training.resolve import resolve, resumed_recipe, with_packing, with_precision, with_resolved_values
+from transduce.training.resolve import (
+    resolve,
+    resumed_recipe,
+    with_batch_tokens,
+    with_packing,
+    with_precision,
+    with_resolved_values,
+    worst_batch,
+)
 from transduce.training.resume import Provenance
 
 EXAMPLES_SHOWN = 5
@@ -86,7 +94,7 @@ def train(
     """
     run, requested = Run(Path(folder)), resolve(recipe)
     device = pick_device(requested.training.device)
-    with Processes.start(device) as processes, lock_run(run.folder, processes) as lock:
+    with Processes.start(device, requested.training.parallel) as processes, lock_run(run.folder, processes) as lock:
         console = console if processes.is_main else None
         if console is not None and lock.recovered:
             console.print(f"{lock.recovered} has died: this process takes over its run", highlight=False, markup=False)
@@ -230,6 +238,7 @@ def _fit(
     recipe, tokenizers = model.recipe, (model.source, model.target)
     device = pick_device(recipe.training.device)
     objective = _objective(recipe, tokenizers, device)
+    largest = _largest_batch(recipe, tokenizers, data) if device.type == "cuda" else None
     with transfer.freeze(model.network, frozen), _auxiliary_module(model.network, objective, recipe):
         return trainer.train(
             model.network,
@@ -244,7 +253,15 @@ def _fit(
             lower_is_better=lower_is_better(recipe),
             perfect=perfect_scores(recipe),
             provenance=provenance,
+            largest_batch=largest,
         )
+
+
+def _largest_batch(recipe: Recipe, tokenizers: Tokenizers, data: PreparedData) -> Batch:
+    """A batch that takes as much memory as any. All packed batches have one shape."""
+    if recipe.training.packing is True:
+        return data.batches(recipe, tokenizers).at(DataPosition())
+    return worst_batch(recipe, tokenizers, data, recipe.training.budget)
 
 
 def _objective(recipe: Recipe, tokenizers: Tokenizers, device: torch.device) -> Objective:

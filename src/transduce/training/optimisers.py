@@ -15,6 +15,7 @@ from transduce.contracts import PositionEncoding
 from transduce.errors import InputError
 from transduce.layers.embedding import Embedding
 from transduce.recipe import OptimiserRecipe, ScheduleRecipe
+from transduce.training.distributed import local_part, sharded_like
 
 OUTPUT, DECODER, ENCODER, INPUT = range(4)
 Depth = tuple[int, int]  # one of these groups, and the number of layers above within the group
@@ -76,10 +77,10 @@ class FusedAdam(torch.optim.Adam):
             steps = [state["step"] for state in states]
             torch._foreach_add_(steps, 1)
             (torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_)(
-                parameters,
-                [parameter.grad for parameter in parameters],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
+                [local_part(parameter) for parameter in parameters],
+                [local_part(parameter.grad) for parameter in parameters],
+                [local_part(state["exp_avg"]) for state in states],
+                [local_part(state["exp_avg_sq"]) for state in states],
                 [],
                 steps,
                 amsgrad=False,
@@ -166,7 +167,7 @@ def load_optimiser_state(optimiser: torch.optim.Optimizer, model: nn.Module, ten
         name, _, slot = key.rpartition(".")
         if name not in indices:
             raise InputError(f"the optimiser state of the checkpoint has a parameter {name!r} that the model lacks")
-        state.setdefault(indices[name], {})[slot] = tensor
+        state.setdefault(indices[name], {})[slot] = sharded_like(tensor, parameters[indices[name]])
     # torch's own loading puts the step counts where the kernel wants them (fused: on the device).
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
 

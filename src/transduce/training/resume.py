@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +18,8 @@ from torch import Tensor, nn
 from transduce.data.batching import DataPosition
 from transduce.errors import InputError
 from transduce.recipe import TrainingRecipe
-from transduce.training.checkpoint import Checkpoint, CheckpointManager, average_checkpoints
-from transduce.training.distributed import Processes
+from transduce.training.checkpoint import SHARD, Checkpoint, CheckpointManager, average_checkpoints
+from transduce.training.distributed import Processes, all_sharded_like, gathered
 from transduce.training.optimisers import (
     ExponentialMovingAverage,
     Plateau,
@@ -26,6 +28,9 @@ from transduce.training.optimisers import (
     optimiser_state,
 )
 from transduce.training.update import UpdateResult
+
+if TYPE_CHECKING:
+    from transduce.training.fsdp import ShardedModel, ShardedSave
 
 FIRST_BATCH = "the first batch"
 FIXED = frozenset({"model", "training.optimiser.kind", "training.ema"})  # the tensors of a checkpoint depend on them
@@ -138,27 +143,62 @@ class TrainingState:
     processes: Processes
     first_batch: str  # its fingerprint
     provenance: Provenance = field(default_factory=Provenance)
+    sharded: ShardedModel | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.saving: ShardedSave | None = None  # the checkpoint that is written in the background
         self.ema: ExponentialMovingAverage | None = None
-        self.checkpoints.keep = max(self.checkpoints.keep, self.settings.average_checkpoints)
+        self.checkpoints.keep = max(self.settings.keep, self.settings.average_checkpoints)
         self.checkpoints.every = self.settings.checkpoint_every
 
     def restore(self) -> Restored:
         """Loads the newest undamaged checkpoint; without one, every process gets the weights of the first."""
         loaded: list[Checkpoint] = []
         state, notices = self.processes.on_main(lambda: self._load_latest(loaded))
-        tensors = loaded[0].tensors if loaded else {"weights": self.model.state_dict()}
-        self._load_weights(self.processes.broadcast_tensors(tensors["weights"]))
-        self.ema = ExponentialMovingAverage(self.model, self.settings.ema) if self.settings.ema > 0 else None
         if state is None:
+            if self.sharded is None:  # else the model got them before it was sharded
+                self._load_weights(self.processes.broadcast_tensors(self.model.state_dict()))
+            self.ema = ExponentialMovingAverage(self.model, self.settings.ema) if self.settings.ema > 0 else None
             return Restored(Progress(), False, notices)
-        optimiser_tensors = self.processes.broadcast_tensors(tensors.get("optimiser", {}))
-        load_optimiser_state(self.optimiser, self.model, optimiser_tensors)
+        shards = self.processes.on_main(lambda: str(loaded[0].folder) if not loaded[0].tensors else "")
+        if shards:
+            tensors = self._read_shards(Path(shards))
+        else:
+            groups = self.processes.on_main(lambda: list(loaded[0].tensors))
+            found = loaded[0].tensors if loaded else {}
+            tensors = {group: self.processes.broadcast_tensors(found.get(group, {})) for group in groups}
+        self._load_weights(tensors["weights"])
+        self.ema = ExponentialMovingAverage(self.model, self.settings.ema) if self.settings.ema > 0 else None
+        load_optimiser_state(self.optimiser, self.model, tensors.get("optimiser", {}))
         if self.ema:
-            self.ema.restore(self.processes.broadcast_tensors(tensors.get("ema", {})))
+            self.ema.restore(all_sharded_like(tensors.get("ema", {}), self.ema.values))
         return Restored(Progress.from_json(state["progress"]), True, notices)
+
+    def _read_shards(self, folder: Path) -> dict[str, dict[str, Tensor]]:
+        """The tensor groups of a sharded checkpoint, sharded as the model is: each process reads its part."""
+        from transduce.training.fsdp import load_shards, shard_shapes
+
+        references = self.model.state_dict()
+        flat: dict[str, Tensor] = {}
+        for key, shape in shard_shapes(folder).items():
+            group, _, name = key.partition("/")
+            reference = references.get(name.rpartition(".")[0] if group == "optimiser" else name)
+            alike = reference is not None and reference.shape == shape
+            flat[key] = torch.zeros_like(reference) if alike else torch.zeros(shape)  # type: ignore[arg-type]
+        load_shards(folder, flat)
+        groups: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in flat.items():
+            group, _, name = key.partition("/")
+            groups.setdefault(group, {})[name] = tensor
+        groups["weights"] |= {name: groups["weights"][first] for name, first in self._aliases().items()}
+        return groups
+
+    def _aliases(self) -> dict[str, str]:
+        """The other names of tied weights, with their first name; of those that a checkpoint has (adapters: few)."""
+        first: dict[int, str] = {}
+        named, saved = self.model.named_parameters(remove_duplicate=False), self.model.state_dict().keys()
+        return {name: one for name, p in named if name in saved and (one := first.setdefault(id(p), name)) != name}
 
     def _load_latest(self, loaded: list[Checkpoint]) -> tuple[dict[str, Any] | None, list[tuple[str, str]]]:
         """Appends the newest undamaged checkpoint to `loaded`, after checking that it belongs to this run."""
@@ -166,7 +206,7 @@ class TrainingState:
         self.checkpoints.bind()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            checkpoint = self.checkpoints.latest()
+            checkpoint = self.checkpoints.latest() if self.sharded is None else self._latest_for_shards()
         notices = [("damaged", str(warning.message)) for warning in caught]
         if checkpoint is None:
             return None, notices
@@ -183,6 +223,13 @@ class TrainingState:
         elif progress.best_step is not None and progress.best_value is not None:
             self.checkpoints.mark_best(progress.best_step, progress.best_value)
         return {**checkpoint.state, "progress": progress.to_json()}, notices
+
+    def _latest_for_shards(self) -> Checkpoint | None:
+        """The newest undamaged checkpoint; without tensors if it is sharded, as each process reads its part."""
+        checkpoint = self.checkpoints.latest(only=())
+        if checkpoint is None or any(checkpoint.folder.glob(f"{SHARD}*")):
+            return checkpoint
+        return self.checkpoints.load(checkpoint.step)
 
     def _accepted_changes(self, checkpoint: Checkpoint) -> set[str]:
         """What has changed since the checkpoint and is allowed; any other change is an error."""
@@ -229,26 +276,73 @@ class TrainingState:
         }
 
     def save(self, progress: Progress, seconds: float) -> None:
-        """Saves a checkpoint of this step, unless the run was resumed from it: then the weights are the same."""
+        """Saves a checkpoint of this step, unless the run was resumed from it: then the weights are the same.
+
+        With FSDP this returns when the tensors are copied; the checkpoint counts when it is on the disk.
+        """
+        self.finish_saving()
         state = {**self._record(), "progress": {**progress.to_json(), "seconds": seconds}}
         state["best"] = {"step": progress.best_step}
 
-        def write() -> None:
+        def is_new() -> bool:
             recorded = self.checkpoints.recorded("best", final=False)
-            if progress.step not in self.checkpoints.steps() or recorded != state["best"]:
-                tensors: dict[str, Mapping[str, Tensor]] = {
-                    "weights": self.model.state_dict(),
-                    "optimiser": optimiser_state(self.optimiser, self.model),
-                }
-                if self.ema:
-                    tensors["ema"] = self.ema.values
-                self.checkpoints.save(progress.step, tensors, state)
+            return progress.step not in self.checkpoints.steps() or recorded != state["best"]
+
+        best = progress.best_value if progress.best_step == progress.step else None
+        if self.sharded is not None and self.processes.on_main(is_new):
+            self._save_shards(self.sharded, progress.step, state, partial(self._publish, progress.step, best))
+            return
+
+        def write() -> None:
+            if self.sharded is None and is_new():
+                self.checkpoints.save(progress.step, self._groups(), state)
                 self.checkpoints.remove_final()  # of an earlier end of this run, which now continues
-            if progress.best_step == progress.step and progress.best_value is not None:
-                self.checkpoints.mark_best(progress.step, progress.best_value)
-            self.checkpoints.prune()
+            self._publish(progress.step, best)
 
         self.processes.on_main(write)
+
+    def _groups(self) -> dict[str, Mapping[str, Tensor]]:
+        """The tensors of a checkpoint."""
+        groups: dict[str, Mapping[str, Tensor]] = {
+            "weights": self.model.state_dict(),
+            "optimiser": optimiser_state(self.optimiser, self.model),
+        }
+        return {**groups, "ema": self.ema.values} if self.ema else groups
+
+    def _publish(self, step: int, best: float | None) -> None:
+        """What follows from a checkpoint that is on the disk."""
+        if best is not None:
+            self.checkpoints.mark_best(step, best)
+        self.checkpoints.prune()
+
+    def _save_shards(
+        self, sharded: ShardedModel, step: int, state: Mapping[str, Any], publish: Callable[[], None]
+    ) -> None:
+        from transduce.training.fsdp import ShardedSave
+
+        part, aliases = Path(self.processes.on_main(lambda: str(self.checkpoints.begin_shards(step)))), self._aliases()
+        tensors = {
+            f"{group}/{name}": sharded.on_cpu(tensor)
+            for group, content in self._groups().items()
+            for name, tensor in content.items()
+            if group != "weights" or name not in aliases
+        }
+
+        def complete() -> None:
+            if self.processes.is_main:
+                self.checkpoints.complete_shards(step, state, aliases)
+                self.checkpoints.remove_final()
+                publish()
+
+        self.saving = ShardedSave(tensors, part, sharded.save_group, complete)
+
+    def finish_saving(self) -> None:
+        """Waits until the checkpoint that is written in the background is on the disk."""
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            self.processes.on_main(saving.wait)
+            if not self.processes.is_main:
+                saving.wait()
 
     def _record(self) -> dict[str, Any]:
         """What a checkpoint records besides the progress."""
@@ -276,7 +370,9 @@ class TrainingState:
 
     def save_final(self, step: int) -> None:
         """Saves the present weights as those of the finished run."""
-        self.processes.on_main(lambda: str(self.checkpoints.save_final(step, self.model.state_dict(), self._record())))
+        weights = {name: gathered(tensor) for name, tensor in self.model.state_dict().items()}
+        weights |= {name: weights[first] for name, first in self._aliases().items()}
+        self.processes.on_main(lambda: str(self.checkpoints.save_final(step, weights, self._record())))
 
     def _best(self, groups: Sequence[str]) -> Checkpoint:
         best = self.checkpoints.best(groups)
@@ -285,15 +381,17 @@ class TrainingState:
 
     def _load(self, read: Callable[[Sequence[str]], Mapping[str, Mapping[str, Tensor]]]) -> None:
         """Reads tensor groups in the first process and loads them into the model of every process."""
+        self.finish_saving()
         groups = ("weights", "ema") if self.ema else ("weights",)
         found: dict[str, Mapping[str, Tensor]] = {}
         self.processes.on_main(lambda: found.update(read(groups)))
         self._load_weights(self.processes.broadcast_tensors(dict(found.get("weights", {}))))
         if self.ema:
-            copy_parameters(self.model, self.processes.broadcast_tensors(dict(found.get("ema", {}))))
+            values = self.processes.broadcast_tensors(dict(found.get("ema", {})))
+            copy_parameters(self.model, all_sharded_like(values, self.ema.values))
 
     def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
         try:
-            self.model.load_state_dict(weights)
+            self.model.load_state_dict(all_sharded_like(weights, self.model.state_dict()))
         except RuntimeError as error:
             raise InputError(f"the checkpoint does not fit the model: {error}") from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal, Self
@@ -16,15 +18,24 @@ from torch import nn
 
 from transduce.data.batching import DataPosition
 from transduce.errors import InputError, nearest
+from transduce.flow import Batch
 from transduce.objectives import CrossEntropy, Objective
 from transduce.recipe import TrainingRecipe
 from transduce.training.checkpoint import CheckpointManager
 from transduce.training.distributed import Processes, autocast, deterministic, environment, peak_memory
-from transduce.training.feed import BatchSource, FetchedBatch, Prefetch, fetch, fingerprint
 from transduce.training.optimisers import build_optimiser, decay_end, schedule_factor
 from transduce.training.report import LogEntry, Report, SilentReport
 from transduce.training.resume import LogSums, Progress, Provenance, TrainingState
-from transduce.training.update import Update, UpdateFuture, UpdateResult
+from transduce.training.update import (
+    BatchSource,
+    FetchedBatch,
+    Prefetch,
+    Update,
+    UpdateFuture,
+    UpdateResult,
+    fetch,
+    fingerprint,
+)
 
 FIRST_ESTIMATE = 5  # updates before the number of updates in a time budget is estimated
 MAX_WARMUP = 0.1  # share of the updates in a time budget that may be warm-up
@@ -35,7 +46,7 @@ ROUNDING = 1e-6  # within which a score is the perfect one
 
 
 class SignalHandler:
-    """Inside its block, records the first SIGINT or SIGTERM; a second one has its usual effect."""
+    """Inside its block, records the first SIGINT, SIGTERM or SIGUSR1; a second one has its usual effect."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -43,7 +54,7 @@ class SignalHandler:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # SLURM announces a limit with the last
                 self._previous[number] = signal.signal(number, self._record)
         return self
 
@@ -69,7 +80,7 @@ class Outcome:
     best_value: float | None
     reason: StopReason
     scores: dict[str, float | None]  # of the final weights on the development set
-    signal: int | None = None  # the signal that interrupted the run
+    signal: int | None = None  # the signal that interrupted the run, in any process
 
 
 @dataclass(frozen=True)
@@ -103,15 +114,35 @@ class Trainer:
     lower_is_better: frozenset[str]
     perfect: Mapping[str, float]
     provenance: Provenance
+    largest_batch: Batch | None = None  # tried before the first update
 
     def __post_init__(self) -> None:
-        self.model.to(self.device)
-        layer_decay, unfreeze = self.settings.layer_decay, self.settings.unfreeze
-        optimiser = build_optimiser(self.settings.optimiser, self.model, layer_decay=layer_decay, unfreeze=unfreeze)
-        self.update = Update(self.model, optimiser, self.objective, self.settings, self.processes, self.device)
+        settings, processes, device = self.settings, self.processes, self.device
+        self.sharded = None
+        if settings.parallel == "fsdp":
+            from transduce.training.fsdp import ShardedModel
+
+            # `model` stays whole, in main memory: the first process validates with it.
+            self.model.load_state_dict(processes.broadcast_tensors(self.model.state_dict()))
+            trained = copy.deepcopy(self.model)
+            if hasattr(self.model, "auxiliary"):  # a module that the objective has, too
+                trained, self.objective = copy.deepcopy((self.model, self.objective))
+            self.sharded = ShardedModel(trained, device, processes.size)
+        self.trained = self.model.to(device) if self.sharded is None else self.sharded.model
+        optimiser = build_optimiser(
+            settings.optimiser, self.trained, layer_decay=settings.layer_decay, unfreeze=settings.unfreeze
+        )
+        self.update = Update(self.trained, optimiser, self.objective, settings, processes, device, self.sharded)
         first_batch = fingerprint(self.batches.at(DataPosition()))
         self.state = TrainingState(
-            self.model, optimiser, self.settings, self.checkpoints, self.processes, first_batch, self.provenance
+            self.trained,
+            optimiser,
+            settings,
+            self.checkpoints,
+            processes,
+            first_batch,
+            self.provenance,
+            self.sharded,
         )
         self.progress = Progress()
         self.pending: PendingUpdate | None = None
@@ -124,10 +155,11 @@ class Trainer:
         with deterministic(self.settings.deterministic), SignalHandler() as signals:
             try:
                 self._resume()
+                self._preflight()
                 with Prefetch(fetch(self.batches, self.progress.position, self.update)) as fetched:
                     while not (reason := self._validate_and_save()):
                         self._step(fetched, signals)
-                return self._finish(reason, signals.signal)
+                return self._finish(reason, self.processes.maximum(signals.signal or 0) or None)
             finally:
                 self.report.close()
 
@@ -136,12 +168,22 @@ class Trainer:
         restored = self.state.restore()
         self.progress = restored.progress
         self.out_of_time = self._exceeds_minutes(self.progress.seconds)
-        self.model.train()
+        self.trained.train()
         self.report.start(self.progress.step, self.settings.steps, self.progress.validated_step)
         for kind, text in restored.notices:
             self.report.event(kind, self.progress.step, text)
         if restored.resumed:
             self.report.event("resumed", self.progress.step, f"resumed after update {self.progress.step}")
+
+    def _preflight(self) -> None:
+        """A pass over the largest batch before the first update, which reports whether it fits into memory."""
+        if self.largest_batch is None:
+            return
+        result = self.update.preflight(self.largest_batch)
+        if result.splits or result.dropped:
+            text = f"out of memory with the largest batch: it was split {result.splits} times"
+            text += f", and {len(result.dropped)} examples do not fit alone" if result.dropped else ""
+            self.report.event("preflight", self.progress.step, text)
 
     def _step(self, fetched: Iterator[FetchedBatch], signals: SignalHandler) -> None:
         """Launches one update, then logs the previous one: between them the device does not wait for the host."""
@@ -204,7 +246,7 @@ class Trainer:
         self.last_result_time = now
         self._report_problems(result, pending.step)
         if self.state.ema is not None and not result.nonfinite:
-            self.state.ema.update(self.model, pending.step)
+            self.state.ema.update(self.trained, pending.step)
         self.report.advance(pending.step)
         if pending.step % self.settings.log_every == 0:
             self.report.log(self._log_entry(pending, result))
@@ -303,14 +345,24 @@ class Trainer:
     def _validation_scores(self, validate: Validate) -> dict[str, float]:
         """Scores from the first process. Validation does not affect training: each update seeds its generators."""
         began = time.monotonic()
-        self.model.eval()
-        with torch.no_grad(), self.state.averaged_weights(), autocast(self.device, self.settings.precision):
-            scores = self.processes.on_main(
-                lambda: {name: float(value) for name, value in validate(self.model).items()}
-            )
-        self.model.train()
+        precision = autocast(self.device, self.settings.precision)
+        with torch.no_grad(), self.state.averaged_weights(), self._whole_model() as model, precision:
+            scores = self.processes.on_main(lambda: {name: float(value) for name, value in validate(model).items()})
         self.validation_seconds = time.monotonic() - began
         return scores
+
+    @contextmanager
+    def _whole_model(self) -> Iterator[nn.Module]:
+        """The model with the present weights, for inference; with FSDP, in the first process alone."""
+        if self.sharded is not None:
+            self.sharded.copy_weights_to(self.model, receive=self.processes.is_main)
+            if self.processes.is_main:
+                self.model.to(self.device)
+        self.model.eval()
+        yield self.model
+        if self.sharded is not None:
+            self.model.to("cpu")
+        self.model.train()
 
     def _record_validation(self, scores: dict[str, float]) -> bool:
         """Reports the scores and updates the schedule; True if they are the best so far."""
@@ -324,11 +376,15 @@ class Trainer:
 
     def _finish(self, reason: StopReason, signal: int | None) -> Outcome:
         progress = self.progress
+        self.state.finish_saving()
         self.report.event("ended", progress.step, f"training ended after update {progress.step}: {reason}")
         scores = progress.best_scores
         if reason != "interrupted":
             scores = self._load_final_weights()
             self.state.save_final(progress.step)
+        if self.sharded is not None:
+            self.sharded.copy_weights_to(self.model, receive=True)
+            self.model.to(self.device)
         self.model.eval()
         return Outcome(progress.step, progress.best_step, progress.best_value, reason, scores, signal)
 
@@ -386,6 +442,7 @@ def train(
     lower_is_better: frozenset[str] = LOWER_IS_BETTER,
     perfect: Mapping[str, float] | None = None,
     provenance: Provenance | None = None,
+    largest_batch: Batch | None = None,
 ) -> Outcome:
     """Trains until a limit, the end of patience, a perfect score or a signal. The model then has its final weights.
 
@@ -405,5 +462,6 @@ def train(
         lower_is_better,
         perfect or {},
         provenance or Provenance(),
+        largest_batch,
     )
     return trainer.run()

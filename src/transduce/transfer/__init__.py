@@ -1,6 +1,5 @@
 """Transfer learning: initialisation from trained runs, frozen parameters, LoRA adapters."""
 
-from transduce.transfer.freezing import freeze, frozen_names
 from transduce.transfer.init import (
     InitReport,
     LoadReport,
@@ -12,7 +11,14 @@ from transduce.transfer.init import (
     open_pretrained,
     vocabulary_weights,
 )
-from transduce.transfer.lora import adapter_targets, add_adapters, load_run_weights, merge_adapters
+from transduce.transfer.lora import (
+    adapter_targets,
+    add_adapters,
+    freeze,
+    frozen_names,
+    load_run_weights,
+    merge_adapters,
+)
 
 __all__ = [
     "InitReport",

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transduce import build
-from transduce.build import meta_device
 from transduce.data.prepare import Tokenizers, train_tokenizers
 from transduce.data.readers.word_vectors import WordVectors, read_word_vectors
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -19,7 +17,8 @@ from transduce.errors import InputError
 from transduce.flow import SPECIALS
 from transduce.inference.quantisation import check_learns
 from transduce.layers.embedding import Embedding
-from transduce.recipe import InitRecipe, ModelRecipe, Recipe, TextRecipe
+from transduce.recipe import InitRecipe, ModelRecipe, Recipe, TextRecipe, build
+from transduce.recipe.build import meta_device
 from transduce.recipe.compatibility import labels_per
 from transduce.run import Run
 from transduce.transfer.lora import load_run_weights

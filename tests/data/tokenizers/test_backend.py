@@ -9,9 +9,8 @@ import pytest
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from transduce.data.tokenizers.backend import MAX_GROWTH, open_backend
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.data.tokenizers.vocabulary import GIVEN, Vocabulary
+from transduce.data.tokenizers.vocabulary import GIVEN, MAX_GROWTH, Vocabulary, open_backend
 from transduce.errors import InputError
 from transduce.flow import SPECIALS
 
@@ -84,6 +83,7 @@ def test_damaged_tokenizers_are_refused() -> None:
     content, strip = json.loads(library()), {"type": "Strip", "strip_left": True, "strip_right": True}
     for change in (
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////////"}},  # a table of 4 GB
         {"normalizer": {"type": "Sequence", "normalizers": [strip] * 101}},
         {"model": {"type": "WordLevel", "vocab": {"a" * 5000: 0, "<unk>": 1}, "unk_token": "<unk>"}},
         {"model": {"type": "WordLevel", "vocab": {"a": 10**9, "<unk>": 1}, "unk_token": "<unk>"}},

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from transduce.data.filters import Filters
 from transduce.data.store import build_store
-from transduce.data.tokenizers.oov import encode_sources, encode_targets, oov_words
-from transduce.data.tokenizers.tokenizer import Tokenizer
+from transduce.data.tokenizers.tokenizer import Tokenizer, encode_sources, encode_targets, oov_words
 from transduce.errors import InputError
 from transduce.flow import SPECIALS, UNK
 from transduce.recipe import Corpus, parse

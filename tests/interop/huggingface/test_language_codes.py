@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import transduce
 from transduce.cli import app
-from transduce.data.word_alignment import token_alignment
+from transduce.data.annotations import token_alignment
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.interop import Languages, convert

@@ -16,8 +16,9 @@ import transduce
 from transduce import interop
 from transduce.errors import InputError
 from transduce.flow import BOS, Batch, Padded
-from transduce.inference.lowering.lower import lower_network
-from transduce.interop import ctranslate2, onnx
+from transduce.inference.lowering import lower_network
+from transduce.interop import onnx
+from transduce.interop.ctranslate2.exporter import check as check_ctranslate2
 from transduce.interop.export import export
 
 library = pytest.importorskip("transformers")
@@ -108,6 +109,38 @@ def test_generation_equals_transformers_token_for_token(tmp_path, images, number
         assert pieces == decoder_ids
 
 
+EXPORTED = [KINDS[number] for number in (0, 1, 3, 6, 7)]
+
+
+@pytest.mark.parametrize("number", range(len(EXPORTED)))
+def test_import_export_import_gives_the_same_bits(tmp_path, images, number):
+    """And the transformers library computes the same: the matrix between both sides is part of cross-attention."""
+    before = make_vision_decoder(tmp_path / "given", **EXPORTED[number])
+    export(tmp_path / "given", tmp_path / "back", "huggingface")
+    first, second = interop.read(tmp_path / "given"), interop.read(tmp_path / "back")
+    assert first.recipe.model == second.recipe.model
+    assert first.recipe.data.sources == second.recipe.data.sources
+    assert first.tokenizers[1].encode_batch(["w3 w4"]) == second.tokenizers[1].encode_batch(["w3 w4"])
+    assert first.weights.keys() == second.weights.keys()
+    assert all(torch.equal(tensor, second.weights[key]) for key, tensor in first.weights.items())
+    after, report = library.VisionEncoderDecoderModel.from_pretrained(
+        tmp_path / "back", local_files_only=True, output_loading_info=True
+    )
+    assert not any(report.values())
+    inputs = {"pixel_values": pixels(images), "decoder_input_ids": torch.tensor([[2, 9, 10, 11]] * len(images))}
+    with torch.no_grad():
+        assert torch.allclose(after.eval()(**inputs).logits[..., 4:], before(**inputs).logits[..., 4:], atol=1e-4)
+    record(*NAMES["trocr"], export=True)
+
+
+@pytest.mark.parametrize("decoder_type", ["gpt2", "bert", "roberta", "xlm-roberta", "camembert"])
+def test_decoders_that_equal_no_trocr_are_refused_by_exports(tmp_path, decoder_type):
+    make_vision_decoder(tmp_path / "given", decoder_type=decoder_type)
+    with pytest.raises(InputError, match="no Hugging Face architecture fits this model: decoder"):
+        export(tmp_path / "given", tmp_path / "back", "huggingface")
+    record(*NAMES[decoder_type], export=False)
+
+
 def test_deep_output_is_stored_lowered_and_refused_by_exports(tmp_path, images):
     """The layer before the output is stored with a run, packed for generation, and carried or refused in an export."""
     make_vision_decoder(tmp_path / "given", decoder_type="bert")
@@ -127,7 +160,7 @@ def test_deep_output_is_stored_lowered_and_refused_by_exports(tmp_path, images):
     assert torch.allclose(same, expected, atol=1e-4)
     assert (close.exp() - expected.exp()).abs().max() < 0.05
     with pytest.raises(InputError, match="output: deep does not fit"):
-        ctranslate2.check(opened.recipe.model, "here")
+        check_ctranslate2(opened.recipe.model, "here")
     run = make_run(tmp_path / "texts", {**pair(), "output": "deep"})
     with pytest.raises(InputError, match="output: deep does not fit, plain would"):
         export(run.folder, tmp_path / "exported", "huggingface")

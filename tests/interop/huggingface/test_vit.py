@@ -12,10 +12,10 @@ from PIL import Image as Pillow
 
 import transduce
 from transduce import interop
-from transduce.build import build_model, build_source_encoding
 from transduce.errors import InputError
 from transduce.flow import SPECIALS
 from transduce.recipe import InitRecipe
+from transduce.recipe.build import build_model, build_source_encoding
 from transduce.transfer.init import load_pretrained, open_pretrained
 
 

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 from huggingface_fixtures import record, search_name
-from whisper_fixtures import END, FIRST_TIME, PIECES, PROMPT, START, TIMES, WORDS, make_whisper
+from whisper_fixtures import END, FIRST_TIME, PIECES, PROMPT, START, TIMES, WORDS, make_whisper, write_recordings
 
 import transduce
 from transduce import interop
 from transduce.autoconfig import recipe_for
-from transduce.build import complete_recipe
 from transduce.decoding.logits_processors import TimestampRules
 from transduce.errors import InputError
 from transduce.flow import Batch, Padded
 from transduce.interop import Languages
+from transduce.interop.export import export
+from transduce.interop.huggingface.exporter import write_folder
+from transduce.recipe.build import complete_recipe
 from transduce.run import Run
 
 library = pytest.importorskip("transformers")
@@ -30,11 +32,7 @@ sounds = pytest.importorskip("soundfile")
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
-    chance, folder, names = np.random.default_rng(2), tmp_path_factory.mktemp("recordings"), []
-    for number, length in enumerate((16_000, 9_000, 4_321)):
-        names.append(str(folder / f"{number}.wav"))
-        sounds.write(names[-1], chance.normal(0, 0.1, length).clip(-0.4, 0.4), 16_000)
-    return names
+    return write_recordings(tmp_path_factory.mktemp("recordings"))
 
 
 def features(names):
@@ -275,3 +273,42 @@ def test_timestamp_rules_equal_the_logits_processor_of_transformers():
             max_initial=config.max_initial_timestamp_index,
         )
         assert torch.equal(rules.apply(ours, history)[:, places], theirs(ids, scores)), case
+
+
+@pytest.mark.parametrize("language", ["de", None])
+def test_import_export_import_gives_the_same_bits(tmp_path, recordings, language):
+    """With a prompt, and with a language to be heard; the transformers library generates the same."""
+    before = make_whisper(tmp_path / "given")
+    given = None if language is None else Languages(source=language)
+    interop.convert(tmp_path / "given", tmp_path / "run", given)
+    export(tmp_path / "run", tmp_path / "back", "huggingface")
+    first, second = interop.read(tmp_path / "given", given), interop.read(tmp_path / "back")
+    assert first.recipe.model == second.recipe.model
+    assert first.recipe.data.sources == second.recipe.data.sources
+    for name in ("forced_prefix", "detected_first", "timestamps", "max_length"):
+        assert getattr(first.recipe.generation, name) == getattr(second.recipe.generation, name)
+    assert first.weights.keys() == second.weights.keys()
+    assert all(torch.equal(tensor, second.weights[key]) for key, tensor in first.weights.items())
+    after, report = library.WhisperForConditionalGeneration.from_pretrained(
+        tmp_path / "back", local_files_only=True, output_loading_info=True
+    )
+    assert not any(report.values())
+    asked = {"task": "transcribe", **({} if language is None else {"language": f"<|{language}|>"})}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = before.generate(features(recordings), **asked)
+        found = after.eval().generate(features(recordings))
+    assert found.tolist() == expected.tolist()
+    record(*WHISPER, export=True)
+
+
+def test_key_biases_that_training_changed_change_no_export(tmp_path):
+    """They change no softmax, and Whisper has none."""
+    make_whisper(tmp_path / "given")
+    model = converted(tmp_path / "given", tmp_path / "run")
+    weights = {name: tensor.detach().clone() for name, tensor in model.network.state_dict().items()}
+    changed = {name: tensor + 1 if name.endswith("k_proj.bias") else tensor for name, tensor in weights.items()}
+    model.network.load_state_dict(changed)
+    write_folder(model, tmp_path / "back", "here")
+    again = interop.read(tmp_path / "back").weights
+    assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())

@@ -31,6 +31,7 @@ FEATURES = {
         ("fairseq-lstm", "joeynmt-bridge", "joeynmt-last", "joeynmt-zero", "opennmt-gru", "opennmt-lstm"),
         "kind: recurrent",
     ),
+    **dict.fromkeys(("fairseq-fconv", "fairseq-fconv-tied"), "kind: convolutional"),
     "marian-ssru": "decoder.token_mixer: {'kind': 'ssru'}",
     "marian-student": "decoder.token_mixer: {'kind': 'ssru'}",
     "opennmt-rotary": "rotary",

@@ -107,8 +107,27 @@ def test_lstm_equals_the_equations(layers, both, tmp_path):
         compare(model, source, reference(foreign, source.mask, numbers(model.target, DECODER_IDS)))
 
 
-def test_convolutional_model_is_refused_by_name(tmp_path):
-    state = {"encoder.convolutions.0.weight_v": torch.zeros(3, 8, 16), "encoder.embed_tokens.weight": torch.zeros(4, 8)}
-    save_fairseq(tmp_path, state, {"arch": "fconv_iwslt_de_en", "encoder_layers": "[(256, 3)] * 4"}, sections=False)
-    with pytest.raises(InputError, match="fconv: its attention"):
+def convolutions(side: str, shapes: list[tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    return {f"{side}.convolutions.{place}.weight_v": torch.zeros(shape) for place, shape in enumerate(shapes)}
+
+
+EVEN, ODD = (2, 8, 16), (3, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "changes", "problem"),
+    [
+        ([ODD, (8, 16)], [ODD], {}, "encoder_layers: .* does not fit the weights"),
+        ([EVEN], [ODD], {}, "encoder_layers: .* even size"),
+        ([ODD, ODD], [ODD], {"encoder_layers": "[(8, 3, 1), (8, 3, 2)]"}, "encoder_layers: .* residual connections"),
+        ([ODD], [ODD], {"decoder_attention": "[False]"}, "decoder_attention: .* leaves out"),
+    ],
+)
+def test_unsupported_convolutions_are_refused_by_name(encoder, decoder, changes, problem, tmp_path):
+    """Models of which fairseq trained one are in test_recorded.py."""
+    state = {**convolutions("encoder", encoder), **convolutions("decoder", decoder)}
+    state |= {f"{side}.embed_tokens.weight": torch.zeros(len(WORDS) + 4, 8) for side in ("encoder", "decoder")}
+    options = {"arch": "fconv", "encoder_embed_dim": 8, "decoder_embed_dim": 8, "encoder_layers": "[(8, 3)]", **changes}
+    save_fairseq(tmp_path, state, options, sections=False)
+    with pytest.raises(InputError, match=problem):
         transduce.load(tmp_path, device="cpu")

@@ -144,4 +144,4 @@ def test_state_bridge_needs_matching_encoder_states():
     ):
         model = {side: {"kind": "recurrent", **part} for side, part in (("encoder", encoder), ("decoder", decoder))}
         with pytest.raises(InputError, match="need each other"):
-            transduce.build.complete_recipe(parse({"model": model}, "recipe"))
+            transduce.recipe.build.complete_recipe(parse({"model": model}, "recipe"))

@@ -12,8 +12,8 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 
 from transduce.errors import UnreadableError
-from transduce.modalities.audio.files import FULL_SCALE, read_frames, read_waveform, resample, to_int16, write_frames
-from transduce.modalities.audio.modality import Audio, AudioFeatures
+from transduce.modalities.audio import Audio, AudioFeatures
+from transduce.modalities.audio_files import FULL_SCALE, read_frames, read_waveform, resample, to_int16, write_frames
 
 
 def sine(rate: int, seconds: float = 0.5, pitch: float = 440.0) -> np.ndarray:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
-from transduce.modalities.audio.modality import Audio, AudioFeatures
-from transduce.modalities.audio.spectrogram import LogMelSpectrogram
+from transduce.modalities.audio import Audio, AudioFeatures
+from transduce.modalities.audio_files import LogMelSpectrogram
 
 
 def noise(samples: int, seed: int = 1) -> np.ndarray:

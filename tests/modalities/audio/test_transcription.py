@@ -11,9 +11,9 @@ import yaml
 
 import transduce
 from transduce.autoconfig import recipe_for
-from transduce.build import complete_recipe
 from transduce.errors import InputError
-from transduce.modalities.audio.modality import Audio, AudioFeatures, extract_features
+from transduce.modalities.audio import Audio, AudioFeatures, extract_features
+from transduce.recipe.build import complete_recipe
 from transduce.synthetic import write_files
 from transduce.training.experiment import train
 

@@ -8,10 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.modalities.image.files import ImageAugmentation, colour_jitter, resampled_window
-
-enhance = pytest.importorskip("kornia.enhance")
-transform = pytest.importorskip("kornia.geometry.transform")
+from transduce.modalities.image_files import ImageAugmentation, colour_jitter, resampled_window
 
 # Values that no factor here brings to the ends of the scale: kornia cuts them off after every change, we at the end.
 PICTURE = np.random.default_rng(0).integers(80, 150, (12, 10, 3), np.uint8)
@@ -49,6 +46,7 @@ def assert_same(found: np.ndarray, wanted: torch.Tensor) -> None:
 @settings(max_examples=25)
 @given(Factor, Factor, Factor, st.sampled_from([1, 3]))
 def test_colour_jitter_agrees_with_kornia(bright, contrast, saturation, channels):
+    enhance = pytest.importorskip("kornia.enhance")
     picture = PICTURE[:, :, :channels]
     wanted = enhance.adjust_brightness_accumulative(as_tensor(picture), bright)
     wanted = enhance.adjust_contrast_with_mean_subtraction(wanted, contrast)
@@ -61,6 +59,7 @@ def test_colour_jitter_agrees_with_kornia(bright, contrast, saturation, channels
 @given(st.floats(0.5, 1), st.floats(0.5, 1), st.floats(0.3, 0.7), st.floats(0.3, 0.7), st.floats(-3.2, 3.2))
 def test_rotated_crop_agrees_with_kornia(high, wide, down, across, turn):
     """The map from what is shown to the picture, as ours is; kornia asks for the way back."""
+    transform = pytest.importorskip("kornia.geometry.transform")
     height, width = PICTURE.shape[:2]
     cos, sin = np.cos(turn), np.sin(turn)
     turned = np.array([[wide * cos, -high * sin], [wide * sin, high * cos]])  # of x and y
@@ -73,5 +72,6 @@ def test_rotated_crop_agrees_with_kornia(high, wide, down, across, turn):
 
 
 def test_flip_agrees_with_kornia():
+    transform = pytest.importorskip("kornia.geometry.transform")
     assert_same(ImageAugmentation(flip=0.5)(PICTURE, Told(0.4)), transform.hflip(as_tensor(PICTURE)))
     assert_same(ImageAugmentation(flip=0.5)(PICTURE, Told(0.6)), as_tensor(PICTURE))

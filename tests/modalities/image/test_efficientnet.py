@@ -10,9 +10,7 @@ from PIL import Image as Pillow
 
 from transduce.errors import InputError
 from transduce.interop import frozen_networks as networks
-from transduce.modalities.image.efficientnet import CHANNELS, EfficientNetLite0, load_efficientnet
-from transduce.modalities.image.front_ends import FeatureGrid
-from transduce.modalities.image.modality import ImageFeatures
+from transduce.modalities.image import CHANNELS, EfficientNetLite0, FeatureGrid, ImageFeatures, load_efficientnet
 
 NAMES = (
     (r"^stem\.conv", "_conv_stem"),

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.modalities.image.files import ImageAugmentation, colour_jitter, resampled_window
-from transduce.modalities.image.modality import Image
+from transduce.modalities.image import Image
+from transduce.modalities.image_files import ImageAugmentation, colour_jitter, resampled_window
 
 KINDS = {"flip": 0.9, "shift": 0.2, "crop": 0.5, "rotate": 30.0, "colour": 0.4}
 PICTURE = np.random.default_rng(0).integers(0, 256, (12, 10, 3), np.uint8)

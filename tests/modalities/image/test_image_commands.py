@@ -9,10 +9,10 @@ from PIL import Image as Pillow
 from typer.testing import CliRunner
 
 import transduce
-from transduce.autoconfig.select import recipe_for
-from transduce.build import complete_recipe
+from transduce.autoconfig import recipe_for
 from transduce.cli import app
 from transduce.cli.display import _relative, _shell_quote
+from transduce.recipe.build import complete_recipe
 from transduce.synthetic import write_files
 from transduce.training.experiment import train
 
@@ -84,12 +84,13 @@ def test_image_is_explained_with_png_and_html(run, folder, tmp_path):
     assert "x.png" in told
     assert Pillow.open(tmp_path / "x.png").width > 300
     page = (tmp_path / "x.html").read_text()
-    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])["items"][0]
-    (scene,) = data["visual_sources"]
+    data = json.loads(page.partition('id="page">')[2].partition("</script>")[0])["explanations"][0]
+    (scene,) = data["pictures"]
+    tokens = data["explanation"]["source_tokens"]
     cells = scene["grid"][0] * scene["grid"][1]
     assert cells == 16
-    assert scene["begin"] + cells == len(data["source_tokens"])  # <cls> stands before the grid
-    assert data["source_tokens"][scene["begin"]] == "1,1"
+    assert scene["begin"] + cells == len(tokens)  # <cls> stands before the grid
+    assert tokens[scene["begin"]] == "1,1"
     explained = transduce.load(run).explain(str(picture))
     assert explained.visual_sources[0].pixels.shape == (32, 32, 3)
 
@@ -100,7 +101,7 @@ def test_folder_is_explained_on_one_page(run, folder, tmp_path):
     for path in sorted((folder / "shapes" / "files").iterdir())[:2]:
         (some / path.name).write_bytes(path.read_bytes())
     call("explain", run, some, "--html", tmp_path / "x.html")
-    assert (tmp_path / "x.html").read_text().count('"visual_sources":[{') == 2
+    assert (tmp_path / "x.html").read_text().count('"pictures":[{') == 2
     refused = CliRunner().invoke(app, ["explain", str(run), str(some), "--png", str(tmp_path / "x.png")])
     assert refused.exit_code != 0
 

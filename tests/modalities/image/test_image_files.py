@@ -13,8 +13,8 @@ from transduce.data.filters import Filters
 from transduce.data.store import build_store
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError, UnreadableError
-from transduce.modalities.image.files import fit, read_image
-from transduce.modalities.image.modality import Image
+from transduce.modalities.image import Image
+from transduce.modalities.image_files import fit, read_image
 from transduce.modalities.sources import ModalitySource
 from transduce.recipe import parse
 

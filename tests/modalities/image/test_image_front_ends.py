@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.errors import InputError
-from transduce.flow import Padded
-from transduce.modalities.image.front_ends import CNNGrid, PatchEmbedding, PositionEmbedding2D
+from transduce.flow import Batch, Padded
+from transduce.modalities.image import CNNGrid, PatchEmbedding, PositionEmbedding2D
+from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 
 def batch(values: torch.Tensor) -> Padded:
@@ -89,3 +91,15 @@ def test_position_embedding_of_no_grid_is_not_interpolated():
     assert PositionEmbedding2D((4, 4), 4, "learned").refit("weight", torch.zeros(7, 4)) is None
     assert PositionEmbedding2D((4, 4), 4, "learned").refit("weight", torch.zeros(16, 5)) is None
     assert PositionEmbedding2D((4, 4), 4, "sinusoidal").refit("weight", torch.zeros(25, 4)) is None
+
+
+@pytest.mark.parametrize("kind", ["transformer", "convolutional"])
+def test_front_end_has_the_width_of_embeddings(kind):
+    front = {"kind": "patches", "patch_size": 4}
+    encoder = {"kind": kind, "width": 16, "layers": 1, "embedding_width": 12, "front": front}
+    model = {"encoder": encoder, "decoder": {"kind": "transformer", "width": 16}}
+    sources = {"picture": {"kind": "image", "size": 8, "channels": 1}}
+    recipe = complete_recipe(parse({"data": {"sources": sources}, "model": model}))
+    network = build_model(recipe.model, 10, 10).eval()
+    memory = network.encoder(Batch(batch(torch.randn(2, 8, 8, 1))))
+    assert memory.values.shape == (2, 4, network.encoder.width)

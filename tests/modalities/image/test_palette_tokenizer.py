@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image as Picture
 
 from transduce.errors import InputError
-from transduce.modalities.image.tokenizers import PaletteTokenizer, image_grid
+from transduce.modalities.image_tokenizers import PaletteTokenizer, image_grid
 
 COLOURS = np.array([[250, 250, 250], [200, 10, 10], [10, 10, 200], [10, 180, 10]], np.uint8)
 

@@ -19,16 +19,10 @@ from typer.testing import CliRunner
 
 from transduce.cli import app
 from transduce.errors import InputError
-from transduce.modalities.image import tokenizers as image_tokenizers
-from transduce.modalities.image.files import fit
-from transduce.modalities.image.tokenizers import (
-    CODE_SIZE,
-    VQVAE,
-    Codebook,
-    VQTokenizer,
-    load_image_tokenizer,
-)
-from transduce.synthetic.shapes import generate_icons
+from transduce.modalities import image_tokenizers
+from transduce.modalities.image_files import fit
+from transduce.modalities.image_tokenizers import CODE_SIZE, VQVAE, Codebook, VQTokenizer, load_image_tokenizer
+from transduce.synthetic.media import generate_icons
 
 
 def icons(seed: int, count: int, size: int) -> list[np.ndarray]:

@@ -40,6 +40,17 @@ SETTINGS = {
         "--arch lstm --encoder-embed-dim 6 --encoder-hidden-size 4 --encoder-bidirectional --decoder-embed-dim 6 "
         "--decoder-hidden-size 8 --decoder-out-embed-dim 6 --encoder-layers 1 --decoder-layers 1",
     ),
+    "fconv": (
+        "convolutional (fconv), convolutions of several sizes",
+        "--arch fconv --encoder-embed-dim 6 --decoder-embed-dim 6 --decoder-out-embed-dim 5 "
+        "--encoder-layers [(8,3)]*2+[(10,1)] --decoder-layers [(8,3)]*2+[(10,2)] --max-source-positions 30 "
+        "--max-target-positions 30",
+    ),
+    "fconv-tied": (
+        "convolutional (fconv), tied output",
+        "--arch fconv --encoder-embed-dim 8 --decoder-embed-dim 8 --decoder-out-embed-dim 8 --encoder-layers [(8,3)] "
+        "--decoder-layers [(8,2)]*2 --share-input-output-embed --max-source-positions 30 --max-target-positions 30",
+    ),
 }
 
 

@@ -17,6 +17,7 @@ NEEDED = (
     "torch", "numpy", "setuptools", "packaging", "pyyaml", "tqdm", "regex", "requests", "sacrebleu", "sentencepiece",
     "subword-nmt", "configargparse", "six", "ctranslate2", "pyonmttok", "rapidfuzz", "pyahocorasick", "tensorboard",
     "matplotlib", "datasets", "omegaconf", "hydra-core", "bitarray", "cython", "waitress", "flask", "cffi",
+    "importlib_metadata",
 )  # fmt: skip
 ABSENT = ("spacy", "fasttext")  # OpenNMT-py imports them for transforms that are not used here
 STAND_IN = "class Absent:\n    pass\n\n\ndef __getattr__(name):\n    return Absent\n"

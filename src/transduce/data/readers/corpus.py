@@ -19,21 +19,24 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import zip_longest
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile, zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from transduce.data.document_context import examples_in_context
+from transduce.data.annotations import ALIGNMENT, AlignmentError, check_alignment, examples_in_context
 from transduce.data.languages import check_name, split_language, tagged
 from transduce.data.readers.delimited import delimited_rows, named_columns, text_column
 from transduce.data.readers.files import (
     TEXT,
     TEXT_KINDS,
+    LineReader,
     Parse,
     corpus_format,
     decode,
     is_table,
+    line_offsets,
+    lines_from,
     names_files,
     open_bytes,
     open_lines,
@@ -42,8 +45,8 @@ from transduce.data.readers.files import (
 )
 from transduce.data.readers.folders import folder_rows, idx_rows, is_idx, labelled_files, metadata_file
 from transduce.data.readers.records import READERS, arrow_files, record_columns, record_rows
+from transduce.data.readers.remote import is_remote
 from transduce.data.readers.translation_files import mismatch, parallel_pair, parallel_rows
-from transduce.data.word_alignment import ALIGNMENT, AlignmentError, check_alignment
 from transduce.errors import InputError, UnreadableError, nearest
 from transduce.flow import Example
 from transduce.recipe import Corpus
@@ -71,28 +74,119 @@ class DropCounter(Counter[str]):
         self.places.setdefault(reason, (file, line))
 
 
-def read_corpus(corpus: Corpus, invalid: Invalid = "error", counts: Counter[str] | None = None) -> Iterator[Example]:
+@dataclass(frozen=True)
+class CorpusPart:
+    """Consecutive lines of a corpus, which are read without those before them."""
+
+    corpus: Corpus
+    first: int = 1  # line
+    lines: int | None = None  # None: all of them
+    offsets: tuple[int, ...] = ()  # bytes before the first line, in each file
+
+    def rows(self, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Its rows, of all rows of the corpus."""
+        if self.lines is None:
+            return rows
+        if self.first == 1:  # the header of a table is not a row
+            return takewhile(lambda row: row[0] <= (self.lines or 0), rows)
+        sides = [lines_from(*side, self.first) for side in zip(corpus_files(self.corpus), self.offsets, strict=True)]
+        numbered = islice(zip(*sides, strict=True), self.lines)
+        return ((row[0][0], row[0][1] if len(row) == 1 else tuple(line for _, line in row)) for row in numbered)
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """The lines of a file that begin in a range of its bytes; line numbers are counted from its beginning."""
+
+    corpus: Corpus
+    begin: int
+    end: int
+    lines = 0  # not stated: they are not counted
+
+    def rows(self, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Its rows, of all rows of the corpus."""
+        first = 1 if self.begin else next(rows, (1, b""))[0]  # the header of a table is not a row
+        with open_bytes(str(self.corpus.path)) as stream:
+            if self.begin:  # a line that begins before belongs to the range before
+                stream.seek(self.begin - 1)
+                stream.readline()
+            lines = LineReader(stream, str(self.corpus.path))
+            while stream.tell() < self.end and (row := next(lines, None)) is not None:
+                if row[0] >= first:
+                    yield row
+
+
+def can_divide(corpus: Corpus) -> bool:
+    """Whether a range of the bytes of its only file can be read without the others."""
+    return corpus.path is not None and corpus_format(corpus) in ("tsv", "jsonl") and _is_plain(corpus)
+
+
+def _is_plain(corpus: Corpus) -> bool:
+    """Whether the files are local and not compressed, and each line is a pair or a text of its own."""
+    plain = corpus_format(corpus) in ("tsv", "jsonl", "parallel")
+    separate = corpus.alignment is not None and corpus.path is None
+    together = corpus.context or corpus.format == "running" or separate
+    return plain and not together and all(map(_can_split, corpus_files(corpus)))
+
+
+def split_corpus(corpus: Corpus, lines: int) -> list[CorpusPart]:
+    """Parts of at most so many lines, of which each is read without the others.
+
+    Only local files with one pair on each line can be split, and only where they are not compressed.
+    """
+    if not _is_plain(corpus):
+        return [CorpusPart(corpus)]
+    files = corpus_files(corpus)
+    sides = [line_offsets(file, lines) for file in files]
+    counts = {count for _, count in sides}
+    if len(counts) > 1:
+        raise mismatch(*files)
+    starts = zip(*(offsets for offsets, _ in sides), strict=True)
+    return [CorpusPart(corpus, 1 + lines * number, lines, offsets) for number, offsets in enumerate(starts)]
+
+
+def corpus_files(corpus: Corpus) -> list[str]:
+    """The only file of a corpus, or the two parallel ones."""
+    return [str(file) for file in ([corpus.path] if corpus.path is not None else [corpus.source, corpus.target])]
+
+
+def _can_split(file: str) -> bool:
+    packed = file.endswith((".gz", ".zst", ".sgm", ".sgml"))
+    return not packed and not is_remote(file) and Path(file).is_file()
+
+
+def read_corpus(
+    corpus: Corpus,
+    invalid: Invalid = "error",
+    counts: Counter[str] | None = None,
+    part: CorpusPart | ByteRange | None = None,  # None: all of the corpus
+) -> Iterator[Example]:
     """Every pair of a corpus in order. Dropped lines are counted in `counts`; a `DropCounter` records their places."""
     counts = DropCounter() if counts is None else counts
-    examples = _read(corpus, invalid, counts)
+    examples = _read(corpus, invalid, counts, part)
     if corpus.context:
         column = corpus.document_column if corpus.path is not None else None  # parallel files have no columns
         return examples_in_context(examples, corpus.context, column, corpus.source_columns)
     return examples if corpus.format != "running" else text_chunks(examples)
 
 
-def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Example]:
+def _read(
+    corpus: Corpus, invalid: Invalid, counts: Counter[str], part: CorpusPart | ByteRange | None = None
+) -> Iterator[Example]:
     file = _metadata_of(corpus) or str(corpus.path or corpus.source)
     folder = Path(file) if corpus_format(corpus) == "folder" and Path(file).is_dir() else Path(file).parent
     rows, parse = _rows(corpus)
+    if part is not None:
+        rows = part.rows(rows)
     if corpus.alignment is not None:
         rows, parse = _with_alignment(corpus, corpus.alignment, rows, parse)
+    texts = all(kind in TEXT_KINDS for kind in corpus.modalities)
     number = 0
     for number, row in rows:
         try:
             example = _with_language(parse(row, file, number), corpus)
             if example is not None:
-                yield _with_paths(example, corpus.modalities, folder)
+                yield example if texts else _with_paths(example, corpus.modalities, folder)
         except UnreadableError as bad:
             if invalid == "error":
                 remedy = bad.remedy or "correct the line, or set `data.invalid=drop` to drop and count such lines"
@@ -101,7 +195,7 @@ def _read(corpus: Corpus, invalid: Invalid, counts: Counter[str]) -> Iterator[Ex
                 counts.drop(bad.reason, bad.file or file, number)
             else:
                 counts[bad.reason] += 1
-    if number == 0:
+    if number == 0 and (part is None or part.lines is None):
         reason, remedy = EMPTY.get(corpus_format(corpus), ("the file is empty", ""))
         raise InputError(f"no pairs: {reason}", where=file, remedy=remedy)
 

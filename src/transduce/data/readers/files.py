@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import numpy as np
+
+from transduce.data.readers.remote import HUB, is_remote, open_remote
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Example
 from transduce.recipe import Corpus
@@ -41,9 +44,9 @@ Parse = Callable[[Any, str, int], Example]
 
 @contextmanager
 def open_bytes(path: str) -> Iterator[Any]:
-    """Opens a file for its stored bytes."""
+    """Opens a file, local or remote, for its stored bytes."""
     try:
-        stream = open(path, "rb")  # noqa: SIM115 (only the opening may fail here)
+        stream = open_remote(path) if is_remote(path) else open(path, "rb")  # noqa: SIM115 (only the opening may fail)
     except FileNotFoundError:
         raise InputError("no such file", where=path) from None
     except IsADirectoryError:
@@ -58,6 +61,26 @@ def stored_lines(path: str) -> Iterator[tuple[int, bytes]]:
     """Lines numbered from 1, split only at line feeds, without carriage return and byte order mark; "-" is stdin."""
     with open_lines(path) as lines:
         yield from lines
+
+
+def lines_from(path: str, offset: int, first: int) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file after so many bytes, numbered from `first`."""
+    with open_bytes(path) as stream:
+        stream.seek(offset)
+        yield from LineReader(stream, path, first - 1)
+
+
+def line_offsets(path: str, step: int) -> tuple[list[int], int]:
+    """Where line 1 and every line `step` further begins, in bytes, and the number of lines."""
+    offsets, lines, size, last = [0], 0, 0, b"\n"
+    with open_bytes(path) as stream:
+        while block := stream.read(1 << 24):
+            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+            wanted = np.arange(step - 1 - lines % step, len(ends), step)
+            offsets += (size + 1 + ends[wanted]).tolist()
+            lines, size, last = lines + len(ends), size + len(block), block[-1:]
+    lines += last != b"\n"
+    return offsets[: -(-lines // step) or 1], lines
 
 
 @contextmanager
@@ -87,15 +110,17 @@ def open_content(path: str) -> Iterator[Any]:
 class LineReader(Iterator[tuple[int, bytes]]):
     """Numbered lines of a stream, and whether the next one can be read without waiting for it."""
 
-    def __init__(self, stream: Any, path: str) -> None:
+    def __init__(self, stream: Any, path: str, before: int = 0) -> None:  # before: lines that were skipped
         self._stream = _Arriving(stream) if _may_wait(stream) else stream
-        self._path, self._number = path, 0
+        self._path, self._number = path, before
 
     def __next__(self) -> tuple[int, bytes]:
         try:
             raw: bytes = self._stream.readline(LONGEST_LINE + 1)
         except (EOFError, OSError, zlib.error) as error:
             remedy = "the file is damaged or was not copied completely"
+            if is_remote(self._path):
+                remedy = f"try again later: the store does not answer, or {remedy}"
             raise InputError(f"cannot be read further: {error}", where=self._place, remedy=remedy) from None
         if not raw:
             raise StopIteration
@@ -206,8 +231,11 @@ def corpus_format(corpus: Corpus) -> Format:
     """The file format of a corpus, by the extension of its name."""
     if corpus.path is None:
         return "parallel"
-    if corpus.path.startswith("hf://"):
+    if corpus.path.startswith(HUB):
         return "hub"
+    if is_remote(corpus.path) and names_files(corpus):
+        remedy = "copy the folder, or give files of text"
+        raise InputError("files that sources name are read from this machine", where=corpus.path, remedy=remedy)
     path = Path(corpus.path)
     if path.is_dir() and any((path / name).is_file() for name in DATASET_FILES):
         return "arrow"

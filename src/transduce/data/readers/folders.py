@@ -113,6 +113,7 @@ def _target(content: dict[str, Any], fields: tuple[str, ...] | None) -> str:
 # IDX header: two zero bytes, data type, number of axes; then the size of each axis in 4 bytes, big-endian.
 IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 MAX_BYTES = 2**32  # of one file, decompressed
+BLOCK = 1 << 24
 
 
 def is_idx(name: str | None) -> bool:
@@ -144,6 +145,15 @@ def read_idx(file: str) -> np.ndarray:
     return _read_idx(file, stamp.st_size, stamp.st_mtime_ns)
 
 
+def _read_up_to(stream: Any, size: int) -> bytes:
+    """So many bytes, or all that there are. To read them at once would take memory for those that are not there."""
+    blocks: list[bytes] = []
+    while size and (block := stream.read(min(size, BLOCK))):
+        blocks.append(block)
+        size -= len(block)
+    return b"".join(blocks)
+
+
 @lru_cache(maxsize=4)
 def _read_idx(file: str, size: int, modified: int) -> np.ndarray:
     with open_bytes(file) as stream:
@@ -159,7 +169,7 @@ def _read_idx(file: str, size: int, modified: int) -> np.ndarray:
             expected = math.prod(sizes) * kind.itemsize
             if expected > MAX_BYTES:
                 raise InputError(f"it would need {expected:,} bytes", where=file, remedy="split it into several files")
-            rest = content.read(expected + 1)
+            rest = _read_up_to(content, expected + 1)
         except (OSError, EOFError, zlib.error, struct.error) as error:
             raise InputError(f"cannot be read: {error}", where=file, remedy="fetch it again") from None
     if len(rest) != expected:

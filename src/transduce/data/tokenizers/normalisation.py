@@ -41,6 +41,7 @@ _REPLACED = {
 _FORMS = {"canonical": "NFC", "nfkc": "NFKC"}
 _INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]+")
 _WHITE_SPACE = re.compile(r"[^\S\t\n]+")
+_OTHER_THAN_ONE_SPACE = re.compile(r"[^\S\t\n]{2,}|[^\S\t\n ]")  # white space without the single spaces, which stay
 _SPACES = re.compile(r"(\s+)")
 _CAPITALS = re.compile(f"{CAPITAL}(.)", re.DOTALL)
 _MARKED_WORD = re.compile(rf"(?<!\S)(?:([{TITLE}{UPPER}]) )?(\S+)")
@@ -108,9 +109,13 @@ def _reduced(text: str, step: str) -> str:
     if step in _FORMS:
         return unicodedata.normalize(_FORMS[step], text)  # type: ignore[arg-type]
     if step in _REPLACED:
+        if text.isascii():  # much faster than `translate`
+            return text.replace("`", "'") if step == "quotes" else text
         return text.translate(_REPLACED[step])
     if step == "spaces":
-        return _WHITE_SPACE.sub(" ", _INVISIBLE.sub("", text))
+        if not text.isascii():
+            text = _INVISIBLE.sub("", text)
+        return _OTHER_THAN_ONE_SPACE.sub(" ", text)
     return "".join(map(str.lower, text))  # one by one: the capital of a final sigma has another small letter
 
 

@@ -1,4 +1,10 @@
-"""Tokenizer: text to ids with character offsets, and back."""
+"""Tokenizer: text to ids with character offsets, and back; OOV placeholders; running text in chunks.
+
+The j-th distinct unknown word of a source is <unkj>, in the source and in its target (Luong et al. 2015). So unseen
+words can be copied: decoding replaces the placeholders of a prediction by the words of its source. An unknown word of a
+target that its source does not contain stays <unk>, as does a word beyond the last placeholder. Ids depend on the pair
+alone.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +14,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
+
+import numpy as np
 
 from transduce.data.languages import split_language, tag_of
 from transduce.data.tokenizers import normalisation as normalisations
 from transduce.data.tokenizers import vocabulary as vocabularies
-from transduce.data.tokenizers.backend import run_library
-from transduce.data.tokenizers.vocabulary import TAG_MARK, BPEDropout, Vocabulary, split_tags
+from transduce.data.tokenizers.vocabulary import TAG_MARK, BPEDropout, Vocabulary, run_library, split_tags
 from transduce.errors import InputError, nearest
 from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
 from transduce.storage import replace_file
@@ -25,6 +33,7 @@ _TAB = re.compile("\t")
 _NEVER = re.compile(r"(?!)")
 SPACE_MARKS = ("\u2581", "\u0120")  # a space in SentencePiece and in byte-level pieces
 MASK = "<mask>"  # how a user writes a masked token; the model reads <unk>
+_CONTEXT = "x"  # any letter: a line feed never merges with the letter before it
 
 
 @dataclass(frozen=True)
@@ -426,3 +435,99 @@ def _between(text: str, separator: re.Pattern[str]) -> Iterator[tuple[int, int, 
         yield begin, match.start(), match.end()
         begin = match.end()
     yield begin, len(text), None
+
+
+def oov_words(tokenizer: Tokenizer, source: str) -> list[str]:
+    """The distinct words of a source that have a placeholder, in order."""
+    if not tokenizer.oov_placeholders:
+        return []
+    encoding = tokenizer.encode_source(source)
+    spans = zip(encoding.ids, encoding.offsets, strict=True)
+    words = dict.fromkeys(source[begin:end] for number, (begin, end) in spans if number == UNK)
+    return [word for word in words if not word.isspace()][: tokenizer.oov_placeholders]
+
+
+def encode_sources(tokenizer: Tokenizer, texts: Sequence[str], *, separated: bool = True) -> list[list[int]]:
+    """The ids of each source, its parts separated by </s>, with placeholders for its unknown words."""
+    rows = tokenizer.encode_sources(texts, separated=separated)
+    if not tokenizer.oov_placeholders:
+        return rows
+    return [
+        _with_placeholders(tokenizer, text, tokenizer.encode_source(text), text) if UNK in ids else ids
+        for ids, text in zip(rows, texts, strict=True)
+    ]
+
+
+def encode_targets(tokenizer: Tokenizer, texts: Sequence[str], sources: Sequence[str]) -> list[list[int]]:
+    """The ids of each target, with the placeholders of its source; both sides share one vocabulary."""
+    rows = [[*tokenizer.prefix, *ids] for ids in tokenizer.encode_batch(texts)]
+    if not tokenizer.oov_placeholders:
+        return rows
+    return [
+        _with_placeholders(tokenizer, text, tokenizer.encode(text), source) if UNK in ids else ids
+        for ids, text, source in zip(rows, texts, sources, strict=True)
+    ]
+
+
+def _with_placeholders(tokenizer: Tokenizer, text: str, encoding: Encoding, source: str) -> list[int]:
+    placeholder_of = dict(zip(oov_words(tokenizer, source), tokenizer.oov_ids, strict=False))
+    return [
+        placeholder_of.get(text[begin:end], UNK) if number == UNK else number
+        for number, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True)
+    ]
+
+
+def encode_running_text(tokenizer: Tokenizer, chunks: Sequence[str]) -> list[list[int]]:
+    """The ids of consecutive chunks of a text (see `readers.corpus.text_chunks`).
+
+    A chunk that continues another one begins with a line feed. It is encoded after a letter, whose ids are removed
+    again: a tokenizer that prepends a space to every text must not insert one inside this text.
+    """
+    skip = len(tokenizer.encode_batch([_CONTEXT])[0])
+    continued = [chunk.startswith("\n") for chunk in chunks]
+    texts = [_CONTEXT + chunk if follows else chunk for chunk, follows in zip(chunks, continued, strict=True)]
+    rows = tokenizer.encode_batch(texts)
+    return [ids[skip:] if follows else ids for ids, follows in zip(rows, continued, strict=True)]
+
+
+@dataclass(frozen=True)
+class CountedText:
+    """A text as a language model predicts it: <s>, then n ids ending in </s>, with word and character counts.
+
+    The counts allow perplexity per word and bits per character.
+    """
+
+    ids: np.ndarray  # n + 1
+    words: np.ndarray  # n: words that begin in each predicted token
+    characters: np.ndarray  # n: characters of each predicted token
+
+
+def count_text(tokenizer: Tokenizer, chunks: Iterable[str]) -> CountedText:
+    """The ids of a text with word and character counts; </s> counts as one word and one character.
+
+    White space without a token belongs to the next token. A character that spans several tokens counts for the first of
+    them: sums over a span that splits a character are off by one, sums over the whole text are exact.
+    """
+    ids, words, characters = [BOS], [], []
+    for chunk in chunks:
+        begin = len(_CONTEXT) if chunk.startswith("\n") else 0
+        encoding = tokenizer.encode(_CONTEXT[:begin] + chunk)
+        skip = len(tokenizer.encode(_CONTEXT[:begin]).ids)
+        ids += encoding.ids[skip:]
+        ends = [min(max(end - begin, 0), len(chunk)) for _, end in encoding.offsets[skip:]]
+        if ends:
+            ends[-1] = len(chunk)  # includes white space at the end that has no token
+        offsets = np.maximum.accumulate(np.array([0, *ends]))
+        words_before = np.concatenate(([0], np.cumsum(word_starts(chunk))))  # words that begin before each character
+        characters.append(np.diff(offsets))
+        words.append(np.diff(words_before[offsets]))
+    one = np.ones(1, np.int64)
+    return CountedText(
+        np.array([*ids, EOS], np.int64), np.concatenate([*words, one]), np.concatenate([*characters, one])
+    )
+
+
+def word_starts(text: str) -> list[bool]:
+    """For each character, whether a word begins with it; a chunk begins after white space, or at the start."""
+    space = [True, *(character.isspace() for character in text)]
+    return [before and not now for before, now in pairwise(space)]

@@ -1,6 +1,6 @@
-"""Vocabularies of the tokenizer kinds: training, BPE dropout, storage.
+"""Vocabularies of the tokenizer kinds: training, BPE dropout, storage; bounds of the tokenizers library.
 
-    chars    one piece per character                      words    one piece per word (spaces: see below)
+chars    one piece per character                      words    one piece per word (spaces: see below)
     bytes    one piece per byte of UTF-8                  bpe, unigram    learnt pieces over bytes, inside words
     labels   one piece per line                           given    pieces of an imported tokenizer
 
@@ -10,30 +10,45 @@ After the characters of `chars` may come tags: morphological features, `;` befor
 that a word is the same piece at the start of a line and within it; `Tokenizer.decode` removes that space again.
 
 `words`: exactly one plain space between two words is implicit; all other white space is a piece of its own.
+
+A tokenizer of another model may come from anywhere. Its steps may make a text longer: forty steps that each double it
+make a terabyte of one letter. So growth is bounded before the first text is read. The library panics, which no `except
+Exception` catches, where a regular expression takes too long and where a table is damaged.
 """
 
 from __future__ import annotations
 
+import base64
 import heapq
 import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any, TypeVar
 
 from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from transduce.data.languages import NAME
-from transduce.data.tokenizers.backend import open_backend
 from transduce.data.tokenizers.normalisation import STEPS
+from transduce.errors import InputError
 from transduce.flow import SPECIALS, UNK
 
+MAX_GROWTH = 1024  # characters of a text after all steps, for each that it had
+MAX_STEPS = 100
+MAX_PIECE = 4096  # characters
+MAX_ID = 2**22
+BYTES_PER_CHARACTER = 4  # of UTF-8
+STEP_LISTS = ("normalizers", "pretokenizers", "decoders", "processors")
+ZERO_WIDTH = re.compile(r"\(\?<?[=!]|\\[bBAzZGKyY]|[\^$]")  # assertions, which match between two characters
+MARK, LETTER = "\ue000", "\ue001"  # for private use: no expression asks for them
+Result = TypeVar("Result")
 FORMAT = 2  # of the tokenizer file
 KINDS = ("chars", "words", "bytes", "bpe", "unigram", "labels")  # kinds that can be trained
 GIVEN = "given"
-
 # White space according to str.isspace() and str.split(). \s of the tokenizers library is a smaller set.
 SPACE = "[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 _LETTER = SPACE.replace("[", "[^")
@@ -41,13 +56,134 @@ _EXPLICIT_SPACE = re.compile(
     rf"(?!(?<={_LETTER}) (?={_LETTER})){SPACE}"
 )  # white space that is a piece of its own in `words`
 _IMPLICIT_SPACE = rf"(?<={_LETTER}) (?={_LETTER})"
-
 # Words with their marks (an Indic vowel sign is a mark, not a letter), numbers, the rest; each with a space before it.
 _PARTS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
-
 _TAG_SEPARATORS = re.compile(r"[;|\s]+")
 TAG_MARK = ";"  # before a tag in the vocabulary: a piece of several characters is a tag
 _FLOOR_STEP = 0.0001  # score difference of unseen characters, whose order differs from run to run
+
+
+def open_backend(text: str) -> Backend:
+    """A tokenizer from its JSON; a ValueError says what is wrong with it."""
+    if "Precompiled" in text or "\\u" in text:  # an escape may stand for a letter of it
+        for step in _precompiled(json.loads(text)):
+            check_charsmap(base64.b64decode(step))
+    try:
+        backend = run_library(Backend.from_str, text)
+        for growth in _growth(backend):
+            if growth > MAX_GROWTH:
+                raise ValueError(f"its steps make a text up to {growth:,.0f} times as long; at most {MAX_GROWTH:,}")
+    except InputError as error:
+        raise ValueError(error.problem) from None
+    pieces = backend.get_vocab(with_added_tokens=True)
+    longest, largest = max(map(len, pieces), default=0), max(pieces.values(), default=0)
+    if longest > MAX_PIECE:
+        raise ValueError(f"a piece has {longest:,} characters; at most {MAX_PIECE:,}")
+    if largest > MAX_ID:  # the library allocates memory for every id up to the last
+        raise ValueError(f"a piece has the id {largest:,}; at most {MAX_ID:,}")
+    return backend
+
+
+def run_library(call: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
+    """Calls the library; its panics and its bare exceptions become an InputError."""
+    try:
+        return call(*arguments, **options)
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        slow = "retry-limit" in reason
+        problem = "a regular expression of this tokenizer takes too long" if slow else f"the tokenizer failed: {reason}"
+        raise InputError(problem[:300], remedy="use a model with another tokenizer, or another text") from None
+
+
+def _growth(backend: Backend) -> Iterator[float]:
+    """How many times as long a text may become: as it is read, as it is written, and within the template."""
+    read = [_steps(part) for part in (backend.normalizer, backend.pre_tokenizer)]
+    written, around = _steps(backend.decoder), _steps(backend.post_processor)
+    if sum(map(len, (*read, written, around))) > MAX_STEPS:
+        raise ValueError(f"more than {MAX_STEPS} steps")
+    yield prod(_factor(step, reads=True) for steps in read for step in steps)
+    yield prod(_factor(step, reads=False) for step in written)
+    yield prod(_copies(step) for step in around)
+
+
+def _steps(part: Any) -> list[Mapping[str, Any]]:
+    """The steps of a part of a tokenizer, from the JSON that the library itself writes."""
+    if part is None:
+        return []
+
+    def flatten(step: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        inner = next((step[name] for name in STEP_LISTS if name in step), None)
+        if inner is None:
+            yield step
+        for one in inner or ():
+            yield from flatten(one)
+
+    return list(flatten(json.loads(run_library(part.__getstate__))))
+
+
+def _factor(step: Mapping[str, Any], *, reads: bool) -> float:
+    """The growth of a text through one step. Steps of a fixed table, such as NFKC, do not grow a text twice."""
+    kind = step.get("type")
+    if kind == "Replace":
+        return _replacement(step["pattern"], step["content"])
+    if kind == "ByteLevel":
+        return BYTES_PER_CHARACTER if reads else 1
+    if kind == "Precompiled":
+        return _longest_entry(step["precompiled_charsmap"])
+    if kind == "Prepend":
+        return 1 + len(step["prepend"])
+    if kind == "Metaspace":
+        return 2 if reads else 1
+    if kind in ("BPEDecoder", "CTC"):
+        empty = step.get("suffix", step.get("word_delimiter_token")) == ""  # found between any two characters
+        return 3 if empty else 1
+    return 1
+
+
+def _replacement(pattern: Mapping[str, str], content: str) -> float:
+    text, expression = pattern.get("String"), pattern.get("Regex", "")
+    if text:
+        return max(1.0, len(content) / len(text))
+    from tokenizers import Regex, normalizers
+
+    matches_nothing = bool(ZERO_WIDTH.search(expression)) or text is not None
+    if not matches_nothing:  # an empty match, beside the letter or after it
+        replaced = run_library(normalizers.Replace(Regex(expression), MARK).normalize_str, LETTER)
+        matches_nothing = replaced.count(MARK) > (LETTER not in replaced)
+    return max(1.0, len(content) + matches_nothing)
+
+
+def _longest_entry(charsmap: str) -> int:
+    """The longest replacement in a SentencePiece table: a trie with its size before it, then texts that end in NUL."""
+    blob = base64.b64decode(charsmap)
+    texts = blob[4 + int.from_bytes(blob[:4], "little") :]
+    return max((len(one) for one in texts.split(b"\0")), default=1) or 1
+
+
+def check_charsmap(table: bytes) -> None:
+    """Raises a ValueError if a SentencePiece table is shorter than it says: the library allocates what it says."""
+    if len(table) < 4 or int.from_bytes(table[:4], "little") > len(table) - 4:
+        raise ValueError("the table of its character normalisation is truncated")
+
+
+def _precompiled(content: Any, depth: int = 0) -> Iterator[str]:
+    """The tables of all normalisation steps in the JSON of a tokenizer."""
+    if depth > MAX_STEPS:
+        raise ValueError("too many nested steps")
+    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    if isinstance(content, dict) and content.get("type") == "Precompiled":
+        yield str(content.get("precompiled_charsmap", ""))
+    for one in inner:
+        if isinstance(one, (dict, list)):
+            yield from _precompiled(one, depth + 1)
+
+
+def _copies(step: Mapping[str, Any]) -> int:
+    """How often a template repeats the text."""
+    single = step.get("single")
+    return max(1, sum("Sequence" in piece for piece in single)) if isinstance(single, list) else 1
 
 
 @dataclass(frozen=True)
@@ -61,7 +197,7 @@ class Vocabulary:
     pieces: tuple[str, ...]
     merges: tuple[tuple[str, str], ...] = ()  # bpe, in the order in which they were learnt
     scores: tuple[float, ...] = ()  # unigram: log-probability of every piece
-    oov_placeholders: int = 0  # pieces <unk1> .. <unkN>: see oov.py
+    oov_placeholders: int = 0  # pieces <unk1> .. <unkN>: see tokenizer.py
     backend_json: str = ""  # given: the tokenizer in the format of the tokenizers library, with its own ids
     backend_ids: tuple[int, ...] = ()  # given: the library's id of every piece, -1 where it has none
     prefix: tuple[int, ...] = ()  # ids at the beginning of every text

@@ -9,10 +9,12 @@ from transduce.interop.huggingface import (
     bert,
     blip,
     encoder_decoder,
+    git,
     gpt2,
     llama,
     modernbert,
     moonshine,
+    pix2struct,
     speech_to_text,
     t5,
     vit,
@@ -35,6 +37,8 @@ FAMILIES: dict[str, Family] = {
     **speech_to_text.FAMILIES,
     **moonshine.FAMILIES,
     **blip.FAMILIES,
+    **git.FAMILIES,
+    **pix2struct.FAMILIES,
     **encoder_decoder.FAMILIES,
 }
 

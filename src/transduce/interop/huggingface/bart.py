@@ -17,6 +17,7 @@ from torch.nn.functional import layer_norm, pad
 from transduce.attention.positions import Sinusoidal
 from transduce.contracts import Family
 from transduce.interop.huggingface.family import (
+    NORM_EPS,
     Config,
     Content,
     TensorMap,
@@ -118,6 +119,11 @@ def _stack(config: Config, side: str, norm: Norm, sinusoidal: Content | None) ->
     }
 
 
+def pre_norm_stack(config: Config, side: str) -> Content:
+    """One side of mBART: learned positions, and a norm of embeddings."""
+    return _stack(config, side, "pre", None)
+
+
 def _model(config: Config, norm: Norm, sinusoidal: Content | None = None, *, tied: bool = True) -> Content:
     """Positions are learned unless `sinusoidal` is given."""
     if tied:
@@ -167,7 +173,9 @@ def _pegasus(config: Config, names: Collection[str]) -> Content:
 
 def _m2m100(config: Config, names: Collection[str]) -> Content:
     """The first token is at position pad_token_id + 1, as in fairseq."""
-    return _model(config, "pre", {**SINUSOIDAL, "inclusive": True, "offset": config.count("pad_token_id") + 1})
+    pad_id = config.integer("pad_token_id", 0)
+    offset = 2 if pad_id is None else pad_id + 1
+    return _model(config, "pre", {**SINUSOIDAL, "inclusive": True, "offset": offset})
 
 
 def _nllb_moe(config: Config, names: Collection[str]) -> Content:
@@ -312,6 +320,7 @@ def _opt(config: Config, names: Collection[str]) -> Content:
         "heads": config.count("num_attention_heads"),
         "ff_width": config.count("ffn_dim"),
         "activation": config.activation("activation_function", "relu"),
+        "norm_eps": NORM_EPS["layer"],
         "position": {"kind": "learned", "max_positions": config.count("max_position_embeddings", 2048)},
         "dropout": config.rate("dropout"),
         "attention_dropout": config.rate("attention_dropout"),
@@ -356,13 +365,24 @@ def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
             content["share_encoder_decoder_embeddings"] = tied
         if model_type in ("marian", "pegasus") and encoder["position"]["kind"] == "learned":
             content[STORED_POSITIONS] = True
-        for side, part in (("encoder", encoder), ("decoder", decoder)):
-            content[f"{side}_layers"] = part["layers"]
-            content[f"{side}_attention_heads"] = part["heads"]
-            content[f"{side}_ffn_dim"] = part["ff_width"]
-        return content
+        return content | side_sizes(encoder, decoder)
 
     return write
+
+
+def side_sizes(encoder: Mapping[str, Any], decoder: Mapping[str, Any]) -> Content:
+    content: Content = {}
+    for side, part in (("encoder", encoder), ("decoder", decoder)):
+        content[f"{side}_layers"] = part["layers"]
+        content[f"{side}_attention_heads"] = part["heads"]
+        content[f"{side}_ffn_dim"] = part["ff_width"]
+    return content
+
+
+def _m2m100_config(recipe: Recipe, pad_id: int | None) -> Content | None:
+    """Positions depend on the id of <pad>."""
+    content = _config("m2m_100")(recipe, pad_id)
+    return None if content is None or pad_id is None else {**content, "pad_token_id": pad_id}
 
 
 def _shared_table(weights: Weights) -> Weights:
@@ -436,6 +456,7 @@ FAMILIES = {
     "M2M100ForConditionalGeneration": Family(
         _m2m100,
         WeightMap({**LAYERS, **FINAL_NORM}, {"model.shared.weight": TOKENS}, TIED, SINUSOIDS),
+        _m2m100_config,
         languages="required",
     ),
     "NllbMoeForConditionalGeneration": Family(_nllb_moe, _nllb_moe_weights, languages="required"),

@@ -57,7 +57,7 @@ TIED_WEIGHTS = {
 }
 
 
-def _flatten(config: Config) -> Config:
+def flatten_text(config: Config) -> Config:
     """The values of the text decoder; those of the images stay in their section."""
     if not all(isinstance(config.content.get(side), dict) for side in (VISION, TEXT)):
         problem = f"config.json has no {VISION} and {TEXT}"
@@ -96,7 +96,7 @@ FAMILIES = {
     "BlipForConditionalGeneration": Family(
         _to_recipe,
         WeightMap(MODULES, TENSORS, TIED_WEIGHTS, (f"{BERT}.embeddings.position_ids",), combine=vit.combine_tokens),
-        flatten=_flatten,
+        flatten=flatten_text,
         read_sources=_read_sources,
         modality="image",
         start_token="bos_token_id",

@@ -1,24 +1,61 @@
 """EncoderDecoderModel and VisionEncoderDecoderModel: two pretrained models, joined by cross-attention.
 
-A BERT or RoBERTa encoder of texts, or a ViT or DeiT encoder of images, with a GPT-2, TrOCR, BERT or RoBERTa decoder.
-config.json nests a config for each side. The projection between encoder and decoder (enc_to_dec_proj) is multiplied
-into the keys and values of cross-attention, which alone read it.
+A BERT or RoBERTa encoder of texts, or a ViT, DeiT or DonutSwin encoder of images, with a GPT-2, TrOCR, mBART, BERT or
+RoBERTa decoder; Donut and Nougat are DonutSwin with mBART. config.json nests a config for each side. The projection
+between encoder and decoder (enc_to_dec_proj) is multiplied into the keys and values of cross-attention, which alone
+read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from transduce.contracts import Family
 from transduce.errors import InputError
-from transduce.interop.huggingface import bart, bert, gpt2, vit
-from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, Weights
+from transduce.interop.huggingface import bart, bert, donut, gpt2, vit
+from transduce.interop.huggingface.family import (
+    Config,
+    Content,
+    Names,
+    TensorMap,
+    WeightMap,
+    Weights,
+    hf_activation,
+    max_positions,
+)
+from transduce.recipe import Recipe
 
 PROJECTION, ENCODER_SEGMENTS = "enc_to_dec_proj", "encoder_segments"
-IMAGE_ENCODERS = ("vit", "deit")
-ENCODER = {f"encoder.{hf}": native for hf, native in vit.MODULES.items()}
-ENCODER_TENSORS = {f"encoder.{hf}": vit.TENSORS[hf] for hf in vit.TENSORS if hf.startswith("embeddings.")}
+VIT_WEIGHTS = WeightMap(
+    vit.MODULES,
+    {hf: tensor for hf, tensor in vit.TENSORS.items() if hf.startswith("embeddings.")},
+    combine=vit.combine_tokens,
+    separate=vit.separate_tokens,
+)
+
+
+@dataclass(frozen=True)
+class ImageEncoder:
+    """The encoder of a VisionEncoderDecoderModel, from its own section of config.json."""
+
+    to_encoder: Callable[[Config, Collection[str]], Content]
+    weight_map: Callable[[Config], WeightMap]
+    read_sources: Callable[[Path, Config], Content]
+
+
+VIT = ImageEncoder(
+    lambda config, names: vit.to_recipe(config, names)["encoder"], lambda config: VIT_WEIGHTS, vit.read_preprocessing
+)
+IMAGE_ENCODERS = {
+    "vit": VIT,
+    "deit": VIT,
+    "donut-swin": ImageEncoder(donut.to_encoder, donut.weight_map, donut.read_preprocessing),
+}
 PROJECTION_TENSORS = {f"{PROJECTION}.{leaf}": TensorMap((f"{PROJECTION}.{leaf}",)) for leaf in ("weight", "bias")}
 POOLER = ("encoder.pooler.dense.weight", "encoder.pooler.dense.bias")
 
@@ -42,15 +79,17 @@ GPT2_TENSORS = {
 GPT2_IGNORED = tuple(
     f"decoder.transformer.h.*.{part}.{leaf}" for part in ("attn", "crossattention") for leaf in ("bias", "masked_bias")
 )
-TROCR_DECODER = "decoder.model.decoder"
-TROCR = {
-    **{f"{TROCR_DECODER}.layers.*.{hf}": f"decoder.layers.*.{native}" for hf, native in bart.DECODER.items()},
-    f"{TROCR_DECODER}.layernorm_embedding": "decoder.embedding_norm",
+# The decoders of BART, which TrOCR has, and of mBART.
+BART_DECODER = "decoder.model.decoder"
+BART = {
+    **{f"{BART_DECODER}.layers.*.{hf}": f"decoder.layers.*.{native}" for hf, native in bart.DECODER.items()},
+    f"{BART_DECODER}.layernorm_embedding": "decoder.embedding_norm",
 }
-WORD_TABLE = f"{TROCR_DECODER}.embed_tokens.weight"
-OUTPUT_MATRIX = "decoder.output_projection.weight"
+MBART = {**BART, f"{BART_DECODER}.layer_norm": "decoder.final_norm"}
+WORD_TABLE = f"{BART_DECODER}.embed_tokens.weight"
+TROCR_OUTPUT, MBART_OUTPUT = "decoder.output_projection.weight", "decoder.lm_head.weight"
 POSITIONS = {
-    f"{TROCR_DECODER}.embed_positions.weight": bart.POSITIONS["model.decoder.embed_positions.weight"],
+    f"{BART_DECODER}.embed_positions.weight": bart.POSITIONS["model.decoder.embed_positions.weight"],
 }
 # BERT as a decoder: cross-attention, and a hidden layer before the output.
 BERT_DECODER = {
@@ -72,7 +111,7 @@ BERT_KINDS = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "Roberta", "c
 
 def _combine(weights: Weights) -> Weights:
     """Folds the projection P m + p into keys and values: W (P m + p) + b = (W P) m + (W p + b)"""
-    weights = bert.fold_segments(vit.combine_tokens(weights), "decoder")
+    weights = bert.fold_segments(weights, "decoder")
     matrix, offset = (weights.pop(f"{PROJECTION}.{leaf}", None) for leaf in ("weight", "bias"))
     if matrix is None or offset is None:
         return weights
@@ -103,13 +142,13 @@ def _side(config: Config, name: str) -> Config:
 def _types(config: Config) -> tuple[str, str]:
     """Model types of encoder and decoder."""
     encoder, decoder = (str(_side(config, side).content.get("model_type")) for side in ("encoder", "decoder"))
-    of_images = config.content.get("model_type") == "vision-encoder-decoder"
-    encoders = IMAGE_ENCODERS if of_images else tuple(BERT_KINDS)
-    if encoder not in encoders or decoder not in ("gpt2", "trocr", *BERT_KINDS):
+    of_texts = config.content.get("model_type") == "encoder-decoder"
+    encoders = tuple(BERT_KINDS if of_texts else IMAGE_ENCODERS)
+    if encoder not in encoders or decoder not in ("gpt2", "trocr", "mbart", *BERT_KINDS):
         raise InputError(
             f"{encoder} with {decoder} cannot be imported",
             where=config.where,
-            remedy=f"supported: {', '.join(encoders)}, with gpt2, trocr, {', '.join(BERT_KINDS)}",
+            remedy=f"supported: {', '.join(encoders)}, with gpt2, trocr, mbart, {', '.join(BERT_KINDS)}",
         )
     return encoder, decoder
 
@@ -141,6 +180,16 @@ def _trocr(config: Config, names: Collection[str]) -> Content:
     }
     tied = config.flag("tie_word_embeddings", True)
     return {"decoder": decoder, "tie": "target" if tied else "none", "scale_embedding": config.flag("scale_embedding")}
+
+
+def _mbart(config: Config, names: Collection[str]) -> Content:
+    config.require("is_decoder", True)
+    tied = config.flag("tie_word_embeddings", True)
+    return {
+        "decoder": bart.pre_norm_stack(config, "decoder"),
+        "tie": "target" if tied else "none",
+        "scale_embedding": config.flag("scale_embedding"),
+    }
 
 
 def _bert(config: Config, names: Collection[str]) -> Content:
@@ -176,40 +225,53 @@ def _bert_weights(kind: str) -> WeightMap:
     )
 
 
-def _trocr_weights(config: Config) -> WeightMap:
+def _bart_weights(config: Config, modules: Mapping[str, str], output: str) -> WeightMap:
     tied, learned = (config.flag(one, True) for one in ("tie_word_embeddings", "use_learned_position_embeddings"))
     tensors = {WORD_TABLE: TensorMap(TOKENS)}
     if not tied:
-        tensors = {WORD_TABLE: TensorMap(TOKENS[:1]), OUTPUT_MATRIX: TensorMap(TOKENS[1:])}
-    return WeightMap(TROCR, {**tensors, **(POSITIONS if learned else {})}, {OUTPUT_MATRIX: WORD_TABLE} if tied else {})
+        tensors = {WORD_TABLE: TensorMap(TOKENS[:1]), output: TensorMap(TOKENS[1:])}
+    return WeightMap(modules, {**tensors, **(POSITIONS if learned else {})}, {output: WORD_TABLE} if tied else {})
 
 
 def _decoder_weights(config: Config) -> WeightMap:
-    decoder = _types(config)[1]
+    decoder, own = _types(config)[1], _side(config, "decoder")
     if decoder == "gpt2":
         return WeightMap(GPT2, GPT2_TENSORS, {"decoder.lm_head.weight": "decoder.transformer.wte.weight"}, GPT2_IGNORED)
-    return _trocr_weights(_side(config, "decoder")) if decoder == "trocr" else _bert_weights(BERT_KINDS[decoder])
+    if decoder == "trocr":
+        return _bart_weights(own, BART, TROCR_OUTPUT)
+    return _bart_weights(own, MBART, MBART_OUTPUT) if decoder == "mbart" else _bert_weights(BERT_KINDS[decoder])
+
+
+def _image_encoder(config: Config) -> tuple[ImageEncoder, Config]:
+    """The encoder, and its section of config.json."""
+    return IMAGE_ENCODERS[_types(config)[0]], _side(config, "encoder")
 
 
 def _weight_map(config: Config, names: Collection[str]) -> WeightMap:
-    decoder = _decoder_weights(config)
+    side, own = _image_encoder(config)
+    encoder, decoder = side.weight_map(own), _decoder_weights(config)
     return WeightMap(
-        {**ENCODER, **decoder.modules},
-        {**ENCODER_TENSORS, **PROJECTION_TENSORS, **decoder.tensors},
+        {**{f"encoder.{hf}": native for hf, native in encoder.modules.items()}, **decoder.modules},
+        {
+            **{f"encoder.{hf}": tensor for hf, tensor in encoder.tensors.items()},
+            **PROJECTION_TENSORS,
+            **decoder.tensors,
+        },
         decoder.tied,
-        (*POOLER, *decoder.ignored),
-        combine=_combine,
+        (*POOLER, *(f"encoder.{hf}" for hf in encoder.ignored), *decoder.ignored),
+        combine=lambda weights: _combine(encoder.combine(weights)),
+        separate=encoder.separate,
     )
 
 
 def _to_recipe(config: Config, names: Collection[str]) -> Content:
     inner = {name.removeprefix("encoder.") for name in names if name.startswith("encoder.")}
-    encoder = vit.to_recipe(_side(config, "encoder"), inner)["encoder"]
-    return {"encoder": encoder, **_decoder(config, names)}
+    side, own = _image_encoder(config)
+    return {"encoder": side.to_encoder(own, inner), **_decoder(config, names)}
 
 
 def _decoder(config: Config, names: Collection[str]) -> Content:
-    make = {"gpt2": _gpt2, "trocr": _trocr}.get(_types(config)[1], _bert)
+    make = {"gpt2": _gpt2, "trocr": _trocr, "mbart": _mbart}.get(_types(config)[1], _bert)
     return make(_side(config, "decoder"), names)
 
 
@@ -238,12 +300,72 @@ def _text_weight_map(config: Config, names: Collection[str]) -> WeightMap:
 
 
 def _read_sources(folder: Path, config: Config) -> Content:
-    return vit.read_preprocessing(folder, _side(config, "encoder"))
+    side, own = _image_encoder(config)
+    return side.read_sources(folder, own)
+
+
+def _to_config(recipe: Recipe, pad_id: int | None) -> Content | None:
+    """ViT or DeiT with TrOCR, whose sinusoidal positions version 5 of the library cannot load."""
+    encoder, decoder = recipe.model.encoder, recipe.model.decoder
+    front = (encoder or {}).get("front")
+    if encoder is None or decoder is None or not front or front["kind"] != "patches":
+        return None
+    if decoder["position"]["kind"] != "learned":
+        return None
+    tied = recipe.model.tie != "none"
+    texts = {
+        "model_type": "trocr",
+        "d_model": decoder["width"],
+        "decoder_layers": decoder["layers"],
+        "decoder_attention_heads": decoder["heads"],
+        "decoder_ffn_dim": decoder["ff_width"],
+        "activation_function": hf_activation(decoder),
+        "max_position_embeddings": max_positions(recipe, decoder),
+        "layernorm_embedding": decoder["embedding_norm"],
+        "scale_embedding": recipe.model.scale_embedding,
+        "tie_word_embeddings": tied,
+        "cross_attention_hidden_size": encoder["width"],
+        "dropout": decoder["dropout"],
+        "attention_dropout": decoder["attention_dropout"],
+        "activation_dropout": decoder["activation_dropout"],
+        "is_decoder": True,
+        "add_cross_attention": True,
+        "pad_token_id": pad_id,
+    }
+    images = vit.encoder_config(encoder, "deit" if front["leading"] == 2 else "vit")
+    sides = {"encoder": images, "decoder": texts}
+    return {"model_type": "vision-encoder-decoder", "is_encoder_decoder": True, "tie_word_embeddings": tied, **sides}
+
+
+def _nest(config: Content) -> Content:
+    """With the tokens in the section of the decoder too."""
+    names = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+    return {**config, "decoder": {**config["decoder"], **{name: config[name] for name in names}}}
+
+
+def _required_names(config: Mapping[str, Any]) -> Names:
+    names = (f"encoder.{vit.DISTILLATION_TOKEN}",) if config["encoder"]["model_type"] == "deit" else ()
+    return names if config["tie_word_embeddings"] else (*names, TROCR_OUTPUT)
+
+
+def _pooler(config: Mapping[str, Any]) -> Weights:
+    """Of the encoder, which has one, though nothing reads it."""
+    width = config["encoder"]["hidden_size"]
+    return {POOLER[0]: torch.eye(width), POOLER[1]: torch.zeros(width)}
 
 
 FAMILIES = {
     "VisionEncoderDecoderModel": Family(
-        _to_recipe, _weight_map, flatten=_flatten, read_sources=_read_sources, modality="image"
+        _to_recipe,
+        _weight_map,
+        _to_config,
+        flatten=_flatten,
+        nest=_nest,
+        read_sources=_read_sources,
+        modality="image",
+        required_names=_required_names,
+        constant_weights=_pooler,
+        extra_files=vit.write_preprocessing,
     ),
     "EncoderDecoderModel": Family(_text_to_recipe, _text_weight_map, flatten=_flatten, start_is_output=True),
 }

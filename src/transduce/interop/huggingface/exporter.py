@@ -39,6 +39,7 @@ from transduce.interop.huggingface.weights import (
     deinterleave,
     export_rows,
     export_weights,
+    fits_output_bias,
     scale_stream,
     sinusoids,
 )
@@ -77,11 +78,13 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
     recipe = model.recipe
     if recipe.data.sources and recipe.model.head is not None:
         return _write(out, *_image_classifier(model, where), partial(_write_card, model))
-    tokenizer = model.target if recipe.model.encoder is None else model.source
+    texts = recipe.model.encoder is not None and not recipe.data.sources  # whether sources have tokens
+    tokenizer = model.source if texts else model.target
     weights = _native_weights(model)
     rows = export_rows(tokenizer, weights)
-    recipe, export = _choose_equivalent(recipe, where, rows.special_id(PAD))
+    recipe, export = _choose_equivalent(recipe, weights, where, rows.special_id(PAD))
     weights = weights if recipe is model.recipe else equivalent_weights(model.recipe, recipe, weights)
+    weights = export.family.simplify(weights)
     rows, target_rows = _sides(model, rows, weights, where)
     if _interleaved(recipe.model.encoder) or _interleaved(recipe.model.decoder):
         weights = deinterleave(weights)
@@ -94,10 +97,13 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
         config[TARGET_TOKENIZER] = TARGET_FOLDER
     if recipe.model.encoder is not None and not recipe.model.source_eos:
         config["source_eos"] = False  # read by the importer
-    files: dict[str, Mapping[str, Any] | list[Any]] = {"config.json": config}
+    config = export.family.nest(config)
+    files: dict[str, Mapping[str, Any] | list[Any]] = {"config.json": config, **export.family.extra_files(recipe)}
     if recipe.model.decoder is not None:
         decoder_only = recipe.model.encoder is None
-        files["generation_config.json"] = write_generation(recipe.generation, target_rows, decoder_only=decoder_only)
+        search = write_generation(recipe.generation, target_rows, decoder_only=decoder_only)
+        search |= export.family.write_prompt(recipe.generation, target_rows, model.target)
+        files["generation_config.json"] = {name: value for name, value in search.items() if value is not None}
     else:
         files |= _head_files(model, config)
     exported |= export.family.constant_weights(config) | export.family.copied_weights(exported)
@@ -119,7 +125,7 @@ def write_folder(model: Model, out: Path, where: str) -> Path:
 def _sides(model: Model, rows: ExportRows, weights: Weights, where: str) -> tuple[ExportRows, ExportRows]:
     """The order of the vocabulary of each side, in tables of one size; the same twice, where they share one."""
     recipe = model.recipe.model
-    both = recipe.encoder is not None and recipe.decoder is not None
+    both = recipe.encoder is not None and recipe.decoder is not None and not model.recipe.data.sources
     if not both or model.target.fingerprint == model.source.fingerprint:
         return rows, rows
     if model.source.kind != GIVEN:
@@ -200,15 +206,21 @@ def special_ids(family: Family, rows: ExportRows) -> dict[str, int | None]:
     return {**ids, "cls_token_id": rows.special_id(BOS), "sep_token_id": rows.special_id(EOS)}
 
 
-def _choose_equivalent(recipe: Recipe, where: str, pad_id: int | None) -> tuple[Recipe, ChosenFamily]:
+def _choose_equivalent(recipe: Recipe, weights: Weights, where: str, pad_id: int | None) -> tuple[Recipe, ChosenFamily]:
     """A family of the model, or of another model that computes the same."""
+    other = equivalent_recipe(recipe)
     try:
-        return recipe, choose_family(recipe, where, pad_id)
+        found = choose_family(recipe, where, pad_id)
     except InputError:
-        other = equivalent_recipe(recipe)
         if other is None:
             raise
-    return other, choose_family(other, where, pad_id)
+        return other, choose_family(other, where, pad_id)
+    if other is None or fits_output_bias(found.weight_map, weights):
+        return recipe, found
+    try:
+        return other, choose_family(other, where, pad_id)
+    except InputError:
+        return recipe, found
 
 
 def equivalent_recipe(recipe: Recipe) -> Recipe | None:
@@ -276,9 +288,14 @@ def _unsupported_parts(recipe: Recipe) -> list[str]:
     source = next(iter(sources.values()))
     image: Mapping[str, Any] = source if isinstance(source, dict) else {"kind": source}
     front = (recipe.model.encoder or {}).get("front") or {}
+    if len(sources) == 1 and image["kind"] == "audio" and head is None:
+        return reasons
     single_image = len(sources) == 1 and image["kind"] == "image"
-    if not single_image or front.get("kind") != "patches" or head is None or head["kind"] != "classifier":
-        return [*reasons, "data.sources: only image patches with one label per image are supported"]
+    if not single_image or front.get("kind") != "patches" or (head is not None and head["kind"] != "classifier"):
+        return [
+            *reasons,
+            "data.sources: only image patches with one label or text per image, and frames of Whisper, are supported",
+        ]
     required = {"resize_mode": "stretch", "width": None}
     return [*reasons, *(_difference(key, image[key], value) for key, value in required.items() if image[key] != value)]
 

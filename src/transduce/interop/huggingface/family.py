@@ -195,6 +195,7 @@ class WeightMap:
     combine: Callable[[Weights], Weights] = dict  # last import step, where two foreign tensors make one native
     separate: Callable[[Weights], Weights] = dict  # inverse of `combine`, first step of an export
     prefix: str = ""  # of foreign names; a file may omit it
+    outside: Names = ()  # tensors that have no prefix, of a model that has one
 
     def find(self, name: str) -> TensorMap | None:
         """The mapping of a foreign tensor; None: it does not belong to this architecture."""

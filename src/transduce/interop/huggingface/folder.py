@@ -147,7 +147,7 @@ def _header(path: Path) -> dict[str, StoredTensor]:
                 name: (str(entry["dtype"]), tuple(map(int, entry["shape"])), tuple(map(int, entry["data_offsets"])))
                 for name, entry in entries.items()
             }
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InputError(f"the header is damaged: {error}", where=str(path), remedy="fetch it again") from None
     for name, (dtype, shape, offsets) in found.items():
         begin, end = offsets if len(offsets) == 2 else (0, -1)

@@ -7,6 +7,7 @@ parallel sub-layers, and one head after the other in its matrix of queries, keys
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +17,13 @@ from transduce.interop.huggingface.family import (
     NORM_EPS,
     Config,
     Content,
+    Names,
     TensorMap,
     WeightMap,
     hf_activation,
     max_positions,
 )
-from transduce.interop.huggingface.llama import rotary, zero_biases
+from transduce.interop.huggingface.llama import hf_rotary, rotary, zero_biases
 from transduce.recipe import Recipe
 
 MODULES = {
@@ -164,25 +166,78 @@ def _split_heads(heads: int) -> Callable[[Tensor], list[Tensor]]:
     return convert
 
 
+def _join_heads(heads: int) -> Callable[[list[Tensor]], Tensor]:
+    """The inverse of `_split_heads`."""
+
+    def invert(parts: list[Tensor]) -> Tensor:
+        return torch.stack([part.unflatten(0, (heads, -1)) for part in parts], 1).flatten(0, 2)
+
+    return invert
+
+
+def _neox_config(recipe: Recipe, pad_id: int | None) -> Content | None:
+    decoder = recipe.model.decoder
+    if decoder is None or recipe.model.encoder is not None:
+        return None
+    rope, share = hf_rotary(decoder["position"]), decoder["position"].get("share", 1.0)
+    return {
+        "model_type": "gpt_neox",
+        "hidden_size": decoder["width"],
+        "num_hidden_layers": decoder["layers"],
+        "num_attention_heads": decoder["heads"],
+        "intermediate_size": decoder["ff_width"],
+        "hidden_act": hf_activation(decoder),
+        "use_parallel_residual": decoder["norm"] == "parallel",
+        "layer_norm_eps": decoder["norm_eps"] or NORM_EPS["layer"],
+        "max_position_embeddings": max_positions(recipe, decoder),
+        "hidden_dropout": decoder["dropout"],
+        "attention_dropout": decoder["attention_dropout"],
+        "tie_word_embeddings": recipe.model.tie == "target",
+        "rotary_pct": share,
+        "rotary_emb_base": rope["rope_theta"],
+        "rope_parameters": {**rope["rope_parameters"], "partial_rotary_factor": share},
+    }
+
+
+def _neox_names(config: Mapping[str, Any]) -> Names:
+    return () if config["tie_word_embeddings"] else (NEOX_OUTPUT,)
+
+
 def _neox_weights(config: Config, names: Collection[str]) -> WeightMap:
-    split = _split_heads(config.count("num_attention_heads"))
+    heads = config.count("num_attention_heads")
     tables = ("decoder.embedding.weight", "decoder.output.projection.weight")
     tensors: Mapping[str, TensorMap] = {"embed_in.weight": TensorMap(tables)}
     if NEOX_OUTPUT in names:
         tensors = {"embed_in.weight": TensorMap(tables[:1]), NEOX_OUTPUT: TensorMap(tables[1:])}
     joint = {
         f"layers.*.attention.query_key_value.{leaf}": TensorMap(
-            tuple(f"{ATTENTION}.{name}.{leaf}" for name in ("q_proj", "k_proj", "v_proj")), split
+            tuple(f"{ATTENTION}.{name}.{leaf}" for name in ("q_proj", "k_proj", "v_proj")),
+            _split_heads(heads),
+            _join_heads(heads),
         )
         for leaf in ("weight", "bias")
     }
     ignored = tuple(f"layers.*.attention.{name}" for name in NEOX_CONSTANTS)
-    return WeightMap(NEOX_MODULES, {**tensors, **joint}, {}, ignored, combine=zero_biases, prefix="gpt_neox.")
+    return WeightMap(
+        NEOX_MODULES,
+        {**tensors, **joint},
+        {},
+        ignored,
+        combine=zero_biases,
+        prefix="gpt_neox.",
+        outside=(NEOX_OUTPUT,),
+    )
 
 
 FAMILIES = {
     "GPTNeoXForCausalLM": Family(
-        _neox_to_recipe, _neox_weights, data={"format": "text"}, source_eos=False, start_token="bos_token_id"
+        _neox_to_recipe,
+        _neox_weights,
+        _neox_config,
+        data={"format": "text"},
+        source_eos=False,
+        start_token="bos_token_id",
+        required_names=_neox_names,
     ),
     "GPT2LMHeadModel": Family(
         to_recipe,

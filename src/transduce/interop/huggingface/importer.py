@@ -11,8 +11,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from transduce import build
-from transduce.build import meta_device
 from transduce.contracts import Family
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN
@@ -27,7 +25,8 @@ from transduce.interop.huggingface.languages import Languages
 from transduce.interop.huggingface.tokenizers import SpecialIds, TextFormat, read_ctc_tokenizer, read_tokenizers
 from transduce.interop.huggingface.weights import ImportRows, check_weights, read_weights
 from transduce.interop.legacy.checkpoint_process import open_checkpoint
-from transduce.recipe import Recipe, parse
+from transduce.recipe import Recipe, build, parse
+from transduce.recipe.build import meta_device
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 RECORDINGS = 8  # per batch, where all are padded to one length
@@ -64,7 +63,7 @@ def read_folder(folder: Path, languages: Languages | None = None, family: Family
     _refuse_remote_code(config)
     family = family or FAMILIES[_architecture(config, encoder_only=sentence is not None)]
     with _open_weights(folder) as stored:
-        return _import(folder, config, family, stored, languages, sentence)
+        return import_model(folder, config, family, stored, languages, sentence)
 
 
 @contextmanager
@@ -76,14 +75,15 @@ def _open_weights(folder: Path) -> Iterator[dict[str, StoredTensor]]:
         yield {name: stored for part in parts for name, stored in part.items()} if files else list_weights(folder)
 
 
-def _import(
+def import_model(
     folder: Path,
     config: Config,
     family: Family,
     stored: dict[str, StoredTensor],
     languages: Languages | None,
-    sentence: SentenceTransformer | None,
+    sentence: SentenceTransformer | None = None,
 ) -> ImportedModel:
+    """Imports weights of a family, with the tokenizer and the other files of the folder."""
     if max(_layer_counts(config.content)) > len(stored):
         raise InputError("more layers than weights", where=config.where, remedy="fetch the folder again")
     config = family.flatten(config)

@@ -6,12 +6,24 @@ each sub-layer, capped attention scores and logits, and a window in some layers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 
 from transduce.contracts import Family
-from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, Weights
+from transduce.interop.huggingface.family import (
+    NORM_EPS,
+    Config,
+    Content,
+    Names,
+    TensorMap,
+    WeightMap,
+    Weights,
+    hf_activation,
+    max_positions,
+)
+from transduce.recipe import Recipe
 
 LAYER = "decoder.layers.*"
 MODULES = {
@@ -27,6 +39,7 @@ MODULES = {
 }
 EMBEDDING, OUTPUT = "embed_tokens.weight", "lm_head.weight"
 TABLES = ("decoder.embedding.weight", "decoder.output.projection.weight")
+EXPORTED = ("Llama", "Mistral")  # a model of Qwen2 is one of Llama with all biases
 LINEAR = tuple(f"{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc_gate", "fc2"))
 
 
@@ -68,6 +81,43 @@ def _to_recipe(config: Config, names: Collection[str]) -> Content:
     return {"decoder": decoder, "tie": "none" if OUTPUT in names else "target", "scale_embedding": False}
 
 
+def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
+    def write(recipe: Recipe, pad_id: int | None) -> Content | None:
+        decoder = recipe.model.decoder
+        if decoder is None or recipe.model.encoder is not None:
+            return None
+        content: Content = {
+            "model_type": model_type,
+            "hidden_size": decoder["width"],
+            "num_hidden_layers": decoder["layers"],
+            "num_attention_heads": decoder["heads"],
+            "num_key_value_heads": decoder["kv_heads"] or decoder["heads"],
+            "head_dim": decoder["head_width"] or decoder["width"] // decoder["heads"],
+            "intermediate_size": decoder["ff_width"],
+            "hidden_act": hf_activation(decoder),
+            "rms_norm_eps": decoder["norm_eps"] or NORM_EPS["rms"],
+            "max_position_embeddings": max_positions(recipe, decoder),
+            "attention_dropout": decoder["attention_dropout"],
+            "tie_word_embeddings": recipe.model.tie == "target",
+            **hf_rotary(decoder["position"]),
+        }
+        if model_type == "mistral":
+            return {**content, "sliding_window": None if decoder["window"] is None else decoder["window"] + 1}
+        return {**content, "attention_bias": decoder["bias"], "mlp_bias": decoder["bias"]}
+
+    return write
+
+
+def hf_rotary(position: Mapping[str, Any]) -> Content:
+    """The keys of version 4 and of version 5 of the library."""
+    base = position.get("base", 10_000.0)
+    return {"rope_theta": base, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
+
+
+def untied_output(config: Mapping[str, Any]) -> Names:
+    return () if config["tie_word_embeddings"] else (OUTPUT,)
+
+
 def zero_biases(weights: Weights) -> Weights:
     """Layers without a bias get zeros where others have one."""
     for name in [name for name in weights if name.endswith(LINEAR)]:
@@ -83,7 +133,7 @@ def _weight_map(config: Config, names: Collection[str]) -> WeightMap:
         tensors = {EMBEDDING: TensorMap(TABLES[:1]), OUTPUT: TensorMap(TABLES[1:])}
     ignored = ("layers.*.self_attn.rotary_emb.inv_freq",)
     combine = zero_biases if _biases(config) else dict
-    return WeightMap(MODULES, tensors, {}, ignored, combine=combine, prefix="model.")
+    return WeightMap(MODULES, tensors, {}, ignored, combine=combine, prefix="model.", outside=(OUTPUT,))
 
 
 GEMMA_SUBLAYERS = {
@@ -188,7 +238,13 @@ FAMILIES = {
     "T5GemmaForConditionalGeneration": Family(_t5gemma, _t5gemma_weights, flatten=_gemma_tokens),
     **{
         f"{name}ForCausalLM": Family(
-            _to_recipe, _weight_map, data={"format": "text"}, source_eos=False, start_token="bos_token_id"
+            _to_recipe,
+            _weight_map,
+            _config(name.lower()) if name in EXPORTED else None,
+            data={"format": "text"},
+            source_eos=False,
+            start_token="bos_token_id",
+            required_names=untied_output,
         )
         for name in ("Llama", "Mistral", "Qwen2")
     },

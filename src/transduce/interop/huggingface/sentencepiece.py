@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transduce.data.tokenizers.vocabulary import check_charsmap
 from transduce.errors import InputError
 from transduce.interop.huggingface.folder import MAX_JSON, inside
 
@@ -48,7 +49,9 @@ def read_model(folder: Path, name: str) -> SentencePiece:
                 model.kind, model.byte_fallback = trainer.get(3, UNIGRAM), bool(trainer.get(35, 0))
             elif number == 3:
                 model.charsmap = dict(_fields(value)).get(2, b"")
-    except (ValueError, TypeError, IndexError, struct.error) as error:
+        if model.charsmap:
+            check_charsmap(model.charsmap)
+    except (ValueError, TypeError, AttributeError, LookupError, struct.error) as error:
         raise InputError(f"not a SentencePiece model: {error}", where=str(path), remedy="fetch it again") from None
     merged = model.kind == BPE and all(kind != USER for _, _, kind in model.pieces)
     if not (model.kind == UNIGRAM or merged) or model.byte_fallback or not model.pieces:
@@ -63,7 +66,10 @@ def read_model(folder: Path, name: str) -> SentencePiece:
 def _piece(content: bytes) -> tuple[str, float, int]:
     found = dict(_fields(content))
     score = struct.unpack("<f", found[2])[0] if 2 in found else 0.0
-    return found[1].decode(), score, found.get(3, NORMAL)
+    text = found[1].decode()
+    if UNREACHABLE in text:
+        raise ValueError("a piece contains a NUL character")
+    return text, score, found.get(3, NORMAL)
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, Any]]:

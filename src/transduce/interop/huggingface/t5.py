@@ -132,7 +132,7 @@ def zero_router_biases(weights: Weights) -> Weights:
     return weights
 
 
-def _stack(config: Config, layers: int) -> Content:
+def stack(config: Config, layers: int) -> Content:
     feed_forward = _feed_forward(config)
     gated, _, name = feed_forward.rpartition("-")
     name = "gelu_new" if feed_forward == "gated-gelu" else name  # T5 means the tanh approximation here
@@ -174,8 +174,8 @@ def _to_recipe(config: Config, names: Collection[str]) -> Content:
         config.require("encoder_attention_type", "local")
         window = {"window": config.count("local_radius", 127)}
     return {
-        "encoder": {**_stack(config, layers), **_experts(config, "encoder", layers), **window},
-        "decoder": {**_stack(config, target_layers), **_experts(config, "decoder", target_layers)},
+        "encoder": {**stack(config, layers), **_experts(config, "encoder", layers), **window},
+        "decoder": {**stack(config, target_layers), **_experts(config, "decoder", target_layers)},
         "tie": "none" if OUTPUT in names else "all",
         # T5 divides by sqrt(d_model) before a tied output; here the tied table is divided once, on import, and
         # embeddings are multiplied by sqrt(d_model) when they are read.
@@ -183,31 +183,34 @@ def _to_recipe(config: Config, names: Collection[str]) -> Content:
     }
 
 
-def _to_config(recipe: Recipe, pad_id: int | None) -> Content | None:
-    encoder, decoder = recipe.model.encoder, recipe.model.decoder
-    if encoder is None or decoder is None:
-        return None
-    tied = recipe.model.tie != "none"
-    activation = hf_activation(encoder)
-    if encoder["gated"]:
-        activation = "gated-gelu" if encoder["activation"] == "gelu_tanh" else f"gated-{activation}"
-    return {
-        "model_type": "t5",
-        "d_model": encoder["width"],
-        "d_kv": encoder["head_width"] or encoder["width"] // encoder["heads"],
-        "d_ff": encoder["ff_width"],
-        "num_heads": encoder["heads"],
-        "num_layers": encoder["layers"],
-        "num_decoder_layers": decoder["layers"],
-        "feed_forward_proj": activation,
-        "layer_norm_epsilon": encoder["norm_eps"] or NORM_EPS["rms"],
-        "relative_attention_num_buckets": encoder["position"].get("buckets", 32),
-        "relative_attention_max_distance": encoder["position"].get("max_distance", 128),
-        "dropout_rate": encoder["dropout"],
-        "tie_word_embeddings": tied,
-        "scale_decoder_outputs": tied and recipe.model.scale_embedding,
-        "is_encoder_decoder": True,
-    }
+def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
+    def write(recipe: Recipe, pad_id: int | None) -> Content | None:
+        encoder, decoder = recipe.model.encoder, recipe.model.decoder
+        if encoder is None or decoder is None:
+            return None
+        tied = recipe.model.tie != "none"
+        activation = hf_activation(encoder)
+        if encoder["gated"]:
+            activation = "gated-gelu" if encoder["activation"] == "gelu_tanh" else f"gated-{activation}"
+        return {
+            "model_type": model_type,
+            "d_model": encoder["width"],
+            "d_kv": encoder["head_width"] or encoder["width"] // encoder["heads"],
+            "d_ff": encoder["ff_width"],
+            "num_heads": encoder["heads"],
+            "num_layers": encoder["layers"],
+            "num_decoder_layers": decoder["layers"],
+            "feed_forward_proj": activation,
+            "layer_norm_epsilon": encoder["norm_eps"] or NORM_EPS["rms"],
+            "relative_attention_num_buckets": encoder["position"].get("buckets", 32),
+            "relative_attention_max_distance": encoder["position"].get("max_distance", 128),
+            "dropout_rate": encoder["dropout"],
+            "tie_word_embeddings": tied,
+            "scale_decoder_outputs": tied and recipe.model.scale_embedding,
+            "is_encoder_decoder": True,
+        }
+
+    return write
 
 
 def divide_by(root: float) -> tuple[Callable[[Tensor], list[Tensor]], Callable[[list[Tensor]], Tensor]]:
@@ -247,9 +250,9 @@ def _required_names(config: Mapping[str, Any]) -> Names:
 
 
 FAMILIES = {
-    "T5ForConditionalGeneration": Family(_to_recipe, _weight_map, _to_config, required_names=_required_names),
+    "T5ForConditionalGeneration": Family(_to_recipe, _weight_map, _config("t5"), required_names=_required_names),
     "MT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
-    "UMT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
+    "UMT5ForConditionalGeneration": Family(_to_recipe, _weight_map, _config("umt5"), required_names=_required_names),
     "LongT5ForConditionalGeneration": Family(_to_recipe, _weight_map),
     "SwitchTransformersForConditionalGeneration": Family(_to_recipe, _weight_map),
 }

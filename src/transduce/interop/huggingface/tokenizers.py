@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from transduce.data.tokenizers import vocabulary as vocabularies
-from transduce.data.tokenizers.backend import open_backend, run_library
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.data.tokenizers.vocabulary import GIVEN, Vocabulary
+from transduce.data.tokenizers.vocabulary import GIVEN, Vocabulary, open_backend, run_library
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, PAD, SPECIALS, UNK
 from transduce.interop.huggingface.folder import inside, read_json, read_text

@@ -67,7 +67,7 @@ def combine_tokens(weights: Weights) -> Weights:
     return weights
 
 
-def _separate_tokens(weights: Weights) -> Weights:
+def separate_tokens(weights: Weights) -> Weights:
     """The learned tokens keep their positions, so the table has zeros for them."""
     leading = weights.pop("encoder.embedding.leading_tokens", None)
     if leading is not None:
@@ -103,21 +103,25 @@ def _config(model_type: str) -> Callable[[Recipe, int | None], Content | None]:
         encoder = recipe.model.encoder
         if encoder is None or recipe.model.head is None or not recipe.data.sources:
             return None
-        height, _, channels = encoder["front"]["shape"]
-        return {
-            "model_type": model_type,
-            "image_size": height,
-            "patch_size": encoder["front"]["patch_size"],
-            "num_channels": channels,
-            **encoder_sizes(encoder),
-            "qkv_bias": True,
-        }
+        return encoder_config(encoder, model_type)
 
     return write
 
 
-def read_preprocessing(folder: Path, config: Config) -> Content:
-    """data.sources: size, cropping and normalisation of images."""
+def encoder_config(encoder: Mapping[str, Any], model_type: str) -> Content:
+    height, _, channels = encoder["front"]["shape"]
+    return {
+        "model_type": model_type,
+        "image_size": height,
+        "patch_size": encoder["front"]["patch_size"],
+        "num_channels": channels,
+        **encoder_sizes(encoder),
+        "qkv_bias": True,
+    }
+
+
+def read_image_options(folder: Path) -> tuple[Config, Content]:
+    """preprocessor_config.json, and from it the normalisation and interpolation of images."""
     processor = Config(read_json(folder, PROCESSOR), str(folder / PROCESSOR))
     given = read_json(folder, PREPROCESSOR) or processor.section("image_processor")
     where = str(folder / PREPROCESSOR)
@@ -128,22 +132,36 @@ def read_preprocessing(folder: Path, config: Config) -> Content:
     resample = images.integer("resample", 0)
     if resample not in INTERPOLATION:
         raise images.wrong("resample", resample, "is not supported", "2 (bilinear) or 3 (bicubic)")
-    crop = images.flag("do_center_crop")
-    if crop:
-        warnings.warn(f"{where}: images are centre-cropped without being enlarged first", stacklevel=2)
+    return images, {"kind": "image", "interpolation": INTERPOLATION[resample], "mean": mean, "std": std}
+
+
+def read_preprocessing(folder: Path, config: Config) -> Content:
+    """data.sources: size, cropping and normalisation of images."""
+    images, options = read_image_options(folder)
+    size, crop = config.count("image_size", 224), images.flag("do_center_crop")
+    mode = "crop" if crop else "stretch"
+    if crop and _crops_after_resizing(images, size):
+        mode = "shortest_edge"
+    elif crop:
+        warnings.warn(f"{images.where}: images are centre-cropped without being enlarged first", stacklevel=2)
     image = {
-        "kind": "image",
-        "size": config.count("image_size", 224),
+        **options,
+        "size": size,
         "channels": config.count("num_channels", 3),
-        "resize_mode": "crop" if crop else "stretch",
-        "interpolation": INTERPOLATION[resample],
-        "mean": mean,
-        "std": std,
+        "resize_mode": mode,
     }
     return {"picture": image}
 
 
-def _write_preprocessing(recipe: Recipe) -> Content:
+def _crops_after_resizing(images: Config, side: int) -> bool:
+    """Whether the shorter side of an image is resized to `side`, and then the centre cut out, as CLIP does."""
+    size, crop = (images.content.get(name) for name in ("size", "crop_size"))
+    edge = size.get("shortest_edge") if isinstance(size, dict) else size
+    square = {"height": side, "width": side}
+    return edge == side and crop in (side, square)
+
+
+def write_preprocessing(recipe: Recipe) -> Content:
     """preprocessor_config.json"""
     image = next(iter(recipe.data.sources.values()))
     assert isinstance(image, Mapping)
@@ -171,14 +189,14 @@ def _required_names(config: Mapping[str, Any]) -> Names:
 FAMILIES = {
     f"{name}ForImageClassification": Family(
         to_recipe,
-        WeightMap(MODULES, TENSORS, combine=combine_tokens, separate=_separate_tokens, prefix=f"{name.lower()}."),
+        WeightMap(MODULES, TENSORS, combine=combine_tokens, separate=separate_tokens, prefix=f"{name.lower()}."),
         _config(name.lower()),
         read_sources=read_preprocessing,
         modality="image",
         start_token="",
         label_kind="labels",
         required_names=_required_names,
-        extra_files=_write_preprocessing,
+        extra_files=write_preprocessing,
     )
     for name in ("ViT", "DeiT")
 }

@@ -294,7 +294,7 @@ def export_weights(family: Family, weight_map: WeightMap, weights: Mapping[str, 
             if present:
                 result[name.replace("*", layer)] = tensor_map.invert(present).contiguous()
     _check_round_trip(weight_map, weights, result, where)
-    return {_full_name(family, weight_map.prefix, name): tensor.contiguous() for name, tensor in result.items()}
+    return {_full_name(family, weight_map, name): tensor.contiguous() for name, tensor in result.items()}
 
 
 def _layer_numbers(native: str, weights: Mapping[str, Tensor]) -> Iterator[str]:
@@ -307,10 +307,22 @@ def _layer_numbers(native: str, weights: Mapping[str, Tensor]) -> Iterator[str]:
     yield from sorted(found, key=int)
 
 
-def _full_name(family: Family, prefix: str, name: str) -> str:
+def _full_name(family: Family, weight_map: WeightMap, name: str) -> str:
     """With the prefix of the base model, unless the base model is all there is."""
     inside = bool(family.start_token) or (family.has_head and name.startswith(ENCODER_NAMES))
-    return prefix + name if inside else name
+    return weight_map.prefix + name if inside and name not in weight_map.outside else name
+
+
+def has_weight(weight_map: WeightMap, native: str) -> bool:
+    """Whether an architecture has a weight for a native one that belongs to no layer."""
+    module, _, _ = native.rpartition(".")
+    return module in weight_map.modules.values() or any(native in one.names for one in weight_map.tensors.values())
+
+
+def fits_output_bias(weight_map: WeightMap, weights: Mapping[str, Tensor]) -> bool:
+    """Whether the output bias, if there is one, can be exported: it has a weight, or no more to say than it must."""
+    bias = weights.get(OUTPUT_BIAS)
+    return bias is None or _only_suppresses(bias) or has_weight(weight_map, OUTPUT_BIAS)
 
 
 def _check_round_trip(

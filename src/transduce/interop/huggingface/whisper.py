@@ -11,18 +11,32 @@ import re
 import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from transduce.contracts import Family
+from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.errors import InputError, nearest
 from transduce.interop.huggingface import bart
-from transduce.interop.huggingface.family import Config, Content, TensorMap, WeightMap, Weights
+from transduce.interop.huggingface.family import (
+    Config,
+    Content,
+    TensorMap,
+    WeightMap,
+    Weights,
+    hf_activation,
+    max_positions,
+)
 from transduce.interop.huggingface.folder import read_json
 from transduce.interop.huggingface.languages import Languages
+from transduce.interop.huggingface.weights import ExportRows
+from transduce.recipe import GenerationRecipe, Recipe
 
 SINUSOIDS, STRIDE = "sinusoids", 2
+ENCODER_POSITIONS, KEY_BIAS = "model.encoder.embed_positions.weight", ".k_proj.bias"
+PROMPT_PARTS = ("language", "task", "timestamps")
 TIMESTAMPS = re.compile(r"<\|\d+\.\d\d\|>")
 TOLERANCE = 1e-2  # of the sinusoids: some tables are stored in 16 bits
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
@@ -35,7 +49,7 @@ MODULES = {
 }
 TENSORS = {
     "model.decoder.embed_tokens.weight": TensorMap(("decoder.embedding.weight", "decoder.output.projection.weight")),
-    "model.encoder.embed_positions.weight": TensorMap((SINUSOIDS,)),
+    ENCODER_POSITIONS: TensorMap((SINUSOIDS,)),
 }
 
 
@@ -51,13 +65,17 @@ def _combine(weights: Weights) -> Weights:
 
 def _check_sinusoids(table: Tensor) -> None:
     """Encoder positions are stored in the file but computed here: a table that was changed is refused."""
-    half = table.size(1) // 2
-    angles = torch.arange(len(table))[:, None] * 10000 ** -(torch.arange(half) / max(half - 1, 1))
-    if not torch.allclose(torch.cat((angles.sin(), angles.cos()), 1), table.float(), atol=TOLERANCE):
+    if not torch.allclose(_sinusoids(*table.shape), table.float(), atol=TOLERANCE):
         raise InputError(
             "model.encoder.embed_positions.weight holds no sinusoidal encoding",
             remedy="only Whisper's own encoder positions are supported",
         )
+
+
+def _sinusoids(rows: int, width: int) -> Tensor:
+    half = width // 2
+    angles = torch.arange(rows)[:, None] * 10000 ** -(torch.arange(half) / max(half - 1, 1))
+    return torch.cat((angles.sin(), angles.cos()), 1)
 
 
 def stack_options(config: Config, side: str, activation: str = "gelu") -> Content:
@@ -88,6 +106,93 @@ def _to_recipe(config: Config, names: Collection[str]) -> Content:
         "tie": "target",
         "scale_embedding": False,
     }
+
+
+def _sound(recipe: Recipe) -> Mapping[str, Any] | None:
+    """The source, if its frames are computed as those of Whisper; else None."""
+    source = next(iter(recipe.data.sources.values())) if len(recipe.data.sources) == 1 else None
+    if not isinstance(source, Mapping) or source["kind"] != "audio" or source["scale"] != "whisper":
+        return None
+    return source if source["pad_to_max"] and not source["normalise"] else None
+
+
+def _frames(sound: Mapping[str, Any]) -> tuple[int, int]:
+    """Samples from one frame to the next, and frames of a recording."""
+    hop = round(sound["hop"] * sound["rate"] / 1000)
+    return hop, int(sound["seconds"] * sound["rate"]) // hop
+
+
+def _to_config(recipe: Recipe, pad_id: int | None) -> Content | None:
+    encoder, decoder, sound = recipe.model.encoder, recipe.model.decoder, _sound(recipe)
+    if encoder is None or decoder is None or sound is None:
+        return None
+    content: Content = {
+        "model_type": "whisper",
+        "d_model": encoder["width"],
+        "num_mel_bins": sound["mels"],
+        "activation_function": hf_activation(encoder),
+        "max_source_positions": _frames(sound)[1] // STRIDE,
+        "max_target_positions": max_positions(recipe, decoder),
+        "scale_embedding": recipe.model.scale_embedding,
+        "tie_word_embeddings": recipe.model.tie == "target",
+        "dropout": encoder["dropout"],
+        "attention_dropout": encoder["attention_dropout"],
+        "activation_dropout": encoder["activation_dropout"],
+        "is_encoder_decoder": True,
+    }
+    return content | bart.side_sizes(encoder, decoder)
+
+
+def _write_preprocessing(recipe: Recipe) -> Content:
+    """preprocessor_config.json"""
+    sound = _sound(recipe)
+    assert sound is not None
+    hop, frames = _frames(sound)
+    content = {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": sound["mels"],
+        "sampling_rate": sound["rate"],
+        "hop_length": hop,
+        "chunk_length": int(sound["seconds"]),
+        "n_fft": round(sound["window"] * sound["rate"] / 1000),
+        "n_samples": frames * hop,
+        "nb_max_frames": frames,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": False,
+    }
+    return {PREPROCESSOR: content}
+
+
+def _write_prompt(settings: GenerationRecipe, rows: ExportRows, tokenizer: Tokenizer) -> Content:
+    """Without a language to be heard the prompt is a list of forced tokens; max_length does not count them."""
+    prefix = list(settings.forced_prefix)
+    times = settings.timestamps
+    content: Content = {"max_length": max(settings.max_length - len(prefix), 1)}
+    if times is not None:
+        content["no_timestamps_token_id"] = rows.foreign_id(times["none"])
+        content["max_initial_timestamp_index"] = times.get("max_initial")
+    if len(prefix) < len(PROMPT_PARTS) - 1:  # English only
+        return {**content, "is_multilingual": False, "forced_decoder_ids": None}
+    if not settings.detected_first:
+        return content
+    tasks = {tokenizer.piece(prefix[1]).strip("<|>"): rows.foreign_id(prefix[1])}
+    known = {tokenizer.piece(native): rows.foreign_id(native) for native in settings.detected_first}
+    found = {"is_multilingual": True, "lang_to_id": known, "task_to_id": tasks, "task": next(iter(tasks))}
+    return {**content, **found, "forced_decoder_ids": None}
+
+
+def _position_table(config: Mapping[str, Any]) -> Weights:
+    return {ENCODER_POSITIONS: _sinusoids(config["max_source_positions"], config["d_model"])}
+
+
+def _zero_key_biases(weights: Weights) -> Weights:
+    """A key bias adds the same to the scores of all keys, and the softmax does not change."""
+    return {name: torch.zeros_like(tensor) if name.endswith(KEY_BIAS) else tensor for name, tensor in weights.items()}
+
+
+def _drop_key_biases(weights: Weights) -> Weights:
+    return {name: tensor for name, tensor in weights.items() if not name.endswith(KEY_BIAS)}
 
 
 def _read_sources(folder: Path, config: Config) -> Content:
@@ -193,12 +298,23 @@ def _listed_id(search: Config, table: str, name: str, size: int) -> int:
 FAMILIES = {
     "WhisperForConditionalGeneration": Family(
         _to_recipe,
-        WeightMap(MODULES, TENSORS, tied={"proj_out.weight": "model.decoder.embed_tokens.weight"}, combine=_combine),
+        WeightMap(
+            MODULES,
+            TENSORS,
+            tied={"proj_out.weight": "model.decoder.embed_tokens.weight"},
+            combine=_combine,
+            separate=_drop_key_biases,
+        ),
+        _to_config,
         languages="optional",
         read_sources=_read_sources,
         modality="audio",
         prompt=_prompt,
         detected=_detected,
         hidden_tokens=TIMESTAMPS,
+        constant_weights=_position_table,
+        extra_files=_write_preprocessing,
+        simplify=_zero_key_biases,
+        write_prompt=_write_prompt,
     )
 }

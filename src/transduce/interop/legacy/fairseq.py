@@ -1,13 +1,22 @@
-"""fairseq: Transformers in the weight layout of BART, and LSTMs; options in the checkpoint, dictionaries beside it."""
+"""fairseq: Transformers in the weight layout of BART, LSTMs, convolutional models (`fconv`).
+
+Options are in the checkpoint, dictionaries beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from transduce.errors import InputError
 from transduce.interop.huggingface import bart
 from transduce.interop.huggingface.family import Config, Content, WeightMap, Weights
+from transduce.interop.huggingface.folder import StoredTensor
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.legacy.checkpoint_process import LegacyCheckpoint
 from transduce.interop.legacy.model import (
@@ -64,6 +73,8 @@ UNSUPPORTED = (  # options that change the computation
     "scale_resids",
 )
 NARROW, NARROW_OUTPUT = "decoder.narrow", "decoder.additional_fc.weight"  # a layer without a native counterpart
+SPELT_RESIDUAL = re.compile(r"\(\s*\d+\s*,\s*\d+\s*,\s*(\d+)\s*,?\s*\)")  # (width, kernel, layers to skip)
+OTHER_CONVOLUTIONS = "train a convolutional model of this library"
 SEARCH = {"strategy": "huggingface_beam", "beam": 5, "stop": "full", "length_penalty": 1.0, "max_length": 200}
 
 
@@ -127,7 +138,83 @@ def _lstm(config: Config, names: Collection[str]) -> Content:
     return recurrent_sections(shared, encoder, decoder) | {"tie": tie}
 
 
+def _convolutional(stored: Mapping[str, StoredTensor], config: Config, names: Collection[str]) -> Content:
+    """Widths, kernels and number of layers are those of the weights: the options spell them as Python expressions."""
+    parts: Content = {}
+    for side in SIDES:
+        # The option counts the rows of the table here, of which the first two stand for no position.
+        rows = config.count("max_source_positions" if side == "encoder" else "max_target_positions", 1024)
+        parts[side] = {
+            "kind": "convolutional",
+            **_convolutions(stored, config, side),
+            "embedding_width": config.count(f"{side}_embed_dim"),
+            "position": {"kind": "learned", "max_positions": rows - bart.POSITION_OFFSET},
+            "dropout": config.rate("dropout"),
+        }
+    parts["encoder"]["separate_keys"] = True
+    parts["decoder"] |= {"score": "dot", "scale_context": True}
+    return parts | {"tie": "none", "scale_embedding": False}
+
+
+def _convolutions(stored: Mapping[str, StoredTensor], config: Config, side: str) -> Content:
+    """The options of the convolutions, each of which has a weight of kernel, input width, twice the output width."""
+    found = re.compile(rf"{side}\.convolutions\.(\d+)\.weight_v").fullmatch
+    shapes = {int(match[1]): tensor.shape for name, tensor in stored.items() if (match := found(name))}
+    sizes = [shapes[number] for number in sorted(shapes) if len(shapes[number]) == 3]
+    spelt = config.content.get(f"{side}_layers")
+    skipped = SPELT_RESIDUAL.findall(spelt) if isinstance(spelt, str) else []
+    if not sizes or len(sizes) < max(shapes) + 1:
+        raise config.wrong(f"{side}_layers", spelt, "does not fit the weights", "fetch the checkpoint again")
+    if any(int(one) != 1 for one in skipped):
+        raise config.wrong(f"{side}_layers", spelt, "has residual connections over several layers", OTHER_CONVOLUTIONS)
+    widths, kernels = tuple(shape[2] // 2 for shape in sizes), tuple(shape[0] for shape in sizes)
+    if side == "encoder" and any(kernel % 2 == 0 for kernel in kernels):
+        raise config.wrong(f"{side}_layers", spelt, "has kernels of an even size", OTHER_CONVOLUTIONS)
+    if side == "decoder" and len(sizes) != sum(name.endswith("in_projection.weight_v") for name in stored):
+        problem = "leaves out the attention of a layer"
+        raise config.wrong("decoder_attention", config.content.get("decoder_attention"), problem, OTHER_CONVOLUTIONS)
+    options: Content = {"layers": len(sizes), "width": widths[-1], "kernel": kernels[0]}
+    options |= {"widths": widths} if len(set(widths)) > 1 else {}
+    return options | ({"kernels": kernels} if len(set(kernels)) > 1 else {})
+
+
+def _combine_convolutional(weights: Weights) -> Weights:
+    """Multiplies out the weight normalisation, and adds the projections of attention, which compares rows as they are.
+
+    A row of the memory is a key and a value, each as wide as an embedding: their projections choose one of them.
+    """
+    combined = {name: tensor for name, tensor in weights.items() if not name.endswith((".weight_v", ".weight_g"))}
+    for name in (name for name in weights if name.endswith(".weight_v")):
+        module = name.removesuffix(".weight_v")
+        weight = _normalised(weights[name], weights.get(f"{module}.weight_g"))
+        combined[f"{module}.weight"] = weight.permute(2, 1, 0).contiguous() if weight.dim() == 3 else weight
+    for name in [name for name in combined if name.endswith(".query_proj.weight")]:
+        attention, width = name.replace("query_proj.weight", "cross_attention"), len(combined[name])
+        one, zero = (torch.eye(width, device=combined[name].device), combined[name].new_zeros(width, width))
+        chosen = {
+            "q_proj": one,
+            "out_proj": one,
+            "k_proj": torch.cat((one, zero), 1),
+            "v_proj": torch.cat((zero, one), 1),
+        }
+        combined |= {f"{attention}.{module}.weight": weight.clone() for module, weight in chosen.items()}
+        combined |= {f"{attention}.{module}.bias": one.new_zeros(width) for module in chosen}
+    return _fold_output(combined)
+
+
+def _normalised(direction: Tensor, length: Tensor | None) -> Tensor:
+    """w = g v / |v| (Salimans & Kingma 2016); g has one number for each index of some dimensions."""
+    if length is None or length.dim() != direction.dim():
+        return direction
+    others = [place for place, size in enumerate(length.shape) if size == 1]
+    return direction * (length / direction.norm(dim=others, keepdim=True))
+
+
 def _combine(weights: Weights) -> Weights:
+    return widen_embeddings(_fold_output(weights))
+
+
+def _fold_output(weights: Weights) -> Weights:
     """The narrower layer before the output, which has no activation, is multiplied into the output."""
     combined = dict(weights)
     narrow, bias = combined.pop(f"{NARROW}.weight", None), combined.pop(f"{NARROW}.bias", None)
@@ -135,7 +222,7 @@ def _combine(weights: Weights) -> Weights:
     if narrow is not None and bias is not None and wide is not None:
         combined[OUTPUT] = wide @ narrow
         combined[BIAS] = wide @ bias + combined.get(BIAS, 0.0)
-    return widen_embeddings(combined)
+    return combined
 
 
 TRANSFORMER = WeightMap(MODULES, POSITIONS, ignored=IGNORED)
@@ -151,6 +238,24 @@ LSTM = WeightMap(
     ignored=IGNORED,
     combine=_combine,
 )
+CONVOLUTIONAL = WeightMap(
+    {
+        **{f"{side}.embed_tokens": f"{side}.embedding" for side in SIDES},
+        **{f"{side}.fc1": f"{side}.embedding_proj" for side in SIDES},
+        "encoder.convolutions.*": "encoder.layers.*.conv",
+        "encoder.projections.*": "encoder.layers.*.residual_proj",
+        "encoder.fc2": "encoder.memory_proj",
+        "decoder.convolutions.*": "decoder.layers.*.convolution.conv",
+        "decoder.projections.*": "decoder.layers.*.convolution.residual_proj",
+        "decoder.attention.*.in_projection": "decoder.layers.*.query_proj",
+        "decoder.attention.*.out_projection": "decoder.layers.*.context_proj",
+        "decoder.fc2": NARROW,
+        "decoder.fc3": "decoder.output.projection",
+    },
+    POSITIONS,
+    ignored=IGNORED,
+    combine=_combine_convolutional,
+)
 
 
 def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
@@ -158,11 +263,8 @@ def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     weights = {name.removeprefix("model/"): tensor for name, tensor in checkpoint.weights.items()}
     source, target = (_side(checkpoint.file.parent, name) for name in _dictionaries(checkpoint.file.parent, config))
     if any(name.startswith("encoder.convolutions.") for name in weights):
-        raise InputError(
-            "fconv: its attention multiplies a context by the root of the source length, and its keys are no values",
-            where=config.where,
-            remedy="no native model computes that: train a Transformer, or a convolutional model of this library",
-        )
+        to_recipe = partial(_convolutional, weights)
+        return LegacyModel(to_recipe, CONVOLUTIONAL, config, weights, source, target, generation=SEARCH)
     if "encoder.lstm.weight_ih_l0" in weights:
         weights = {rename_cell(name): tensor for name, tensor in weights.items()}
         return LegacyModel(_lstm, LSTM, config, weights, source, target, generation=SEARCH)

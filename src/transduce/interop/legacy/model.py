@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce import build
-from transduce.build import meta_device
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN, Vocabulary
 from transduce.errors import InputError
@@ -33,7 +31,8 @@ from transduce.interop.huggingface.sentencepiece import (
 )
 from transduce.interop.huggingface.tokenizers import SpecialIds
 from transduce.interop.huggingface.weights import MISSING, ImportRows, Shapes
-from transduce.recipe import Recipe, parse
+from transduce.recipe import Recipe, build, parse
+from transduce.recipe.build import meta_device
 
 MAX_LENGTH = 512  # tokens of a training text
 SOURCE, TARGET, OUTPUT = (

@@ -1,1 +1,0 @@
-"""Audio: waveform and feature files, log-mel spectrograms, augmentation, front ends."""

@@ -1,1 +1,0 @@
-"""Images: files, augmentation, front ends, frozen features, image tokenizers."""

@@ -1,0 +1,544 @@
+"""Engine of a served model: one queue, one thread, continuous batching across requests.
+
+The thread owns the model. Between two steps it takes new tasks, drops those whose client left or whose deadline passed,
+fills free slots from the queue, and advances every open search by one step. Sources with the same search settings and
+similar lengths share a search (`OpenSearch`); each finds what it finds in a batch of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from transduce.attention.positions import max_positions
+from transduce.decoding.continuous_batching import GROUPS_PER_SEARCH, OpenSearch, SearchRequest, SearchShape
+from transduce.decoding.strategies import BestPath
+from transduce.flow import BOS, Batch, Hypothesis, Padded
+from transduce.inference.generation import Searcher, num_hypotheses, sample_seeds
+from transduce.inference.model import Model
+from transduce.inference.terminology import PhraseIds
+from transduce.kernels.cuda_graph import SearchGraphs
+from transduce.modalities.source_encoding import EncodedSource
+from transduce.model import CTCModel
+from transduce.recipe import GenerationRecipe
+from transduce.serving.metrics import Metrics
+from transduce.serving.service import DeadlineExceeded, Draining, Overloaded
+from transduce.serving.telemetry import RequestTrace
+
+FIRST_COLUMNS = 32  # of sources; longer ones share a search with those of up to twice, four times, ... the length
+FIRST_PREFIX = 8
+IDLE_SEARCHES = 8  # searches without sources that are kept
+HELD_STEPS = 4  # steps that a source waits at most for others to enter with it
+KNOWN_KEYS = 256  # settings whose keys are remembered
+RATE_WEIGHT = 0.1  # of the newest second in the average throughput, from which Retry-After is estimated
+
+
+SearchKey = tuple[str, int, int]  # settings, columns of sources, columns of prefixes: rows of equal ones share a search
+
+
+class Cancelled(Exception):  # noqa: N818
+    """The client left."""
+
+
+@dataclass(frozen=True)
+class SearchRow:
+    """One source of an open search, with its options."""
+
+    source: EncodedSource | None  # None: of a language model
+    prefix: tuple[int, ...]
+    max_length: int
+    seed: int
+
+
+@dataclass
+class TaskTimes:
+    """When a task came and went, in nanoseconds since 1970. 0: not yet."""
+
+    submitted: int = 0
+    entered: int = 0  # its first source left the queue
+    prefilled: int = 0  # that source was encoded
+    ended: int = 0
+
+
+@dataclass(eq=False)
+class Task:
+    """Sources that are searched for one request. `prepare` and `finish` run in the thread of the engine.
+
+    `done` receives what `finish` returns, or an exception; it must not block.
+    """
+
+    prepare: Callable[[], tuple[list[SearchRow], GenerationRecipe]]
+    finish: Callable[[list[list[Hypothesis]]], Any]
+    done: Callable[[Any, BaseException | None], None]
+    count: int = 1  # sources, as the limit of the queue counts them
+    client: str = ""
+    priority: int = 0
+    deadline: float | None = None  # time.monotonic()
+    on_tokens: Callable[[int, list[tuple[int, float]], bool], None] | None = None  # certain tokens of a row; its end
+    cancelled: bool = False
+    closed: bool = False
+    results: dict[int, list[Hypothesis]] = field(default_factory=dict)
+    rows: list[SearchRow] = field(default_factory=list)
+    times: TaskTimes = field(default_factory=TaskTimes)
+    trace: RequestTrace | None = None  # receives the times
+
+    def problem(self, now: float) -> BaseException | None:
+        """Why the task goes no further."""
+        if self.cancelled:
+            return Cancelled()
+        return DeadlineExceeded() if self.deadline is not None and now > self.deadline else None
+
+
+@dataclass(frozen=True, eq=False)
+class QueuedRow:
+    """One row of a task in the queue."""
+
+    task: Task
+    number: int
+    key: SearchKey
+    settings: GenerationRecipe
+
+
+class FairQueue:
+    """Rows by priority; within a priority clients take turns, and each has its rows in order."""
+
+    def __init__(self) -> None:
+        self._clients: dict[int, OrderedDict[str, deque[QueuedRow]]] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, place: QueuedRow) -> None:
+        clients = self._clients.setdefault(place.task.priority, OrderedDict())
+        clients.setdefault(place.task.client, deque()).append(place)
+        self._size += 1
+
+    def take(self, accept: Callable[[QueuedRow], bool]) -> Iterator[QueuedRow]:
+        """The accepted rows in order. Rows of closed tasks are dropped."""
+        for priority in sorted(self._clients, reverse=True):
+            clients = self._clients[priority]
+            refused = set[str]()
+            while len(refused) < len(clients):
+                client = next(name for name in clients if name not in refused)
+                place = self._next(clients[client])
+                if place is None:
+                    del clients[client]
+                elif accept(place):
+                    clients[client].popleft()
+                    self._size -= 1
+                    clients.move_to_end(client)
+                    yield place
+                else:
+                    refused.add(client)
+            if not clients:
+                del self._clients[priority]
+
+    def _next(self, places: deque[QueuedRow]) -> QueuedRow | None:
+        while places and places[0].task.closed:
+            places.popleft()
+            self._size -= 1
+        return places[0] if places else None
+
+
+def power_of_two(size: int, first: int) -> int:
+    """The smallest power of two times `first` that is not smaller."""
+    while first < size:
+        first *= 2
+    return first
+
+
+class Engine:
+    """One model with its queue and its thread."""
+
+    def __init__(
+        self, name: str, model: Model, metrics: Metrics, *, max_batch: int = 64, max_queued: int = 512
+    ) -> None:
+        self.name, self.model, self.max_batch, self.max_queued = name, model, max_batch, max_queued
+        self.searcher = model.searcher  # of the weights as they are now
+        self._most_columns = max_positions(self.searcher.network) or 2**31
+        self.queued = metrics.queued.labels(name)
+        self.active = metrics.active.labels(name)
+        self.batch_size = metrics.batch_size.labels(name)
+        self.cancelled = metrics.cancelled.labels(name)
+        self._inbox: deque[Task | Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._queue, self._tasks = FairQueue(), dict[Task, None]()
+        self._searches: OrderedDict[SearchKey, OpenSearch] = OrderedDict()
+        self._places: dict[int, QueuedRow] = {}  # rows in searches by number
+        self._keys: dict[int, tuple[GenerationRecipe, tuple[str, GenerationRecipe]]] = {}  # by id of the settings
+        self._numbers, self._load, self._rate, self._measured = 0, 0, 0.0, (time.monotonic(), 0)
+        self._finished, self._held, self._stopping, self._ended = 0, 0, False, False
+        self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
+        self._thread.start()
+
+    # Called from other threads
+
+    @property
+    def load(self) -> int:
+        """Sources that wait or are searched."""
+        return self._load
+
+    def submit(self, task: Task) -> None:
+        """Puts a task into the queue, or refuses it: Overloaded."""
+        with self._wake:
+            if self._stopping:
+                raise Draining("the server is stopping")
+            if self._load + task.count > self.max_queued and self._load:
+                raise Overloaded(retry_after=self._retry_after())
+            self._load += task.count
+            task.times.submitted = time.time_ns()
+            self._inbox.append(task)
+            self._wake.notify()
+
+    def cancel(self, task: Task) -> None:
+        """Stops the work for a task before the next step."""
+        with self._wake:
+            task.cancelled = True
+            self._wake.notify()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """The result of a function that runs in the thread of the engine, between two steps. Waits for it."""
+        if threading.current_thread() is self._thread:
+            return function()
+        outcome, done = list[Any](), threading.Event()
+
+        def run() -> None:
+            try:
+                outcome.append((function(), None))
+            except BaseException as error:
+                outcome.append((None, error))
+            done.set()
+
+        with self._wake:
+            if self._ended:
+                raise Draining("the server is stopping")
+            self._inbox.append(run)
+            self._wake.notify()
+        done.wait()
+        value, error = outcome[0]
+        if error is not None:
+            raise error
+        return value
+
+    def stop(self) -> None:
+        """Ends the thread when all tasks are done."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._thread.join(timeout)
+
+    def _retry_after(self) -> int:
+        return max(1, min(60, int(self._load / self._rate) + 1)) if self._rate else 1
+
+    # The thread of the engine
+
+    def _run(self) -> None:
+        while self._take_inbox():
+            self._close_ended()
+            self._admit()
+            self._step()
+
+    def _take_inbox(self) -> bool:
+        """Waits for work where there is none, and takes what is new; False: the engine has stopped."""
+        with self._wake:
+            while not self._inbox and not self._tasks:
+                if self._stopping:
+                    self._ended = True
+                    return False
+                self._wake.wait()
+            new, self._inbox = self._inbox, deque()
+        for one in new:
+            if isinstance(one, Task):
+                self._begin(one)
+            else:
+                one()
+        return True
+
+    def _begin(self, task: Task) -> None:
+        self._tasks[task] = None
+        try:
+            if (problem := task.problem(time.monotonic())) is not None:
+                raise problem
+            task.rows, settings = task.prepare()
+            key, settings = self._search_key(settings)
+            for number, row in enumerate(task.rows):
+                columns = 0 if row.source is None else self._columns(len(row.source) + 1, FIRST_COLUMNS)  # and </s>
+                prefix = self._columns(len(row.prefix), FIRST_PREFIX) if row.prefix else 0
+                self._queue.push(QueuedRow(task, number, (key, columns, prefix), settings))
+            if not task.rows:
+                self._close(task, task.finish([]))
+        except BaseException as error:
+            self._close(task, error=error)
+
+    def _search_key(self, settings: GenerationRecipe) -> tuple[str, GenerationRecipe]:
+        """The key of settings, which requests share: making it takes longer than a step of a small model."""
+        known = self._keys.get(id(settings))
+        if known is None or known[0] is not settings:
+            if len(self._keys) >= KNOWN_KEYS:
+                self._keys.clear()
+            known = self._keys[id(settings)] = (settings, search_key(settings))
+        return known[1]
+
+    def _columns(self, length: int, first: int) -> int:
+        return max(min(power_of_two(length, first), self._most_columns), length)
+
+    def _close(self, task: Task, value: Any = None, error: BaseException | None = None) -> None:
+        """Ends a task, with all its rows."""
+        if task.closed:
+            return
+        task.closed = True
+        self._tasks.pop(task, None)
+        if error is not None:
+            numbers = [number for number, place in self._places.items() if place.task is task]
+            for search in self._searches.values():
+                search.cancel(numbers)
+            for number in numbers:
+                del self._places[number]
+            if isinstance(error, Cancelled | DeadlineExceeded):
+                self.cancelled.inc(task.count)
+        with self._wake:
+            self._load -= task.count
+        self._finished += task.count
+        task.times.ended = time.time_ns()
+        if task.trace is not None:
+            task.trace.task(self.name, task, error)
+        task.done(value, error)
+
+    def _close_ended(self) -> None:
+        now = time.monotonic()
+        for task in [one for one in self._tasks if one.cancelled or (one.deadline or now) < now]:
+            self._close(task, error=task.problem(now))
+        since, finished = self._measured
+        if now - since > 1:
+            rate = (self._finished - finished) / (now - since)
+            self._rate = rate if not self._rate else (1 - RATE_WEIGHT) * self._rate + RATE_WEIGHT * rate
+            self._measured = now, self._finished
+
+    def _ripe(self) -> bool:
+        """Whether sources enter now. Each group costs an encoder pass and a step of its own, so small ones are held."""
+        waiting, active = len(self._queue), len(self._places)
+        group = min(waiting, self.max_batch - active)
+        if group and group * GROUPS_PER_SEARCH < active and self._held < HELD_STEPS:
+            self._held += 1
+            return False
+        self._held = 0
+        return group > 0
+
+    def _admit(self) -> None:
+        """Fills free slots from the queue."""
+        self.queued.set(len(self._queue))
+        if not self._ripe():
+            return
+        groups: dict[SearchKey, list[QueuedRow]] = {}
+
+        def accept(place: QueuedRow) -> bool:
+            if len(self._places) + sum(map(len, groups.values())) >= self.max_batch:
+                return False
+            search = self._search(place)
+            return search.free > len(groups.get(place.key, ()))
+
+        for place in self._queue.take(accept):
+            groups.setdefault(place.key, []).append(place)
+        for key, places in groups.items():
+            self._enter(self._searches[key], places)
+        self.queued.set(len(self._queue))
+
+    def _search(self, place: QueuedRow) -> OpenSearch:
+        """The open search of rows like this one."""
+        if place.key not in self._searches:
+            idle = [key for key, one in self._searches.items() if not one.active]
+            for key in idle[: max(0, len(idle) - IDLE_SEARCHES)]:
+                del self._searches[key]
+            self._searches[place.key] = self._open(place)
+        self._searches.move_to_end(place.key)
+        return self._searches[place.key]
+
+    def _open(self, place: QueuedRow) -> OpenSearch:
+        _, columns, prefix = place.key
+        searcher, settings = self.searcher, place.settings
+        strategy, processors = searcher.options(settings)
+        length = min(settings.max_length, searcher.max_target_length) + prefix
+        return OpenSearch(
+            searcher.network,
+            strategy,
+            SearchShape(self.max_batch, columns, prefix, min(length, searcher.max_target_length)),
+            processors=processors,
+            nbest=num_hypotheses(strategy, settings),
+            graphs=self._graphs(searcher),
+        )
+
+    def _graphs(self, searcher: Searcher) -> SearchGraphs | None:
+        return searcher.graphs if searcher.continuous else None
+
+    def _enter(self, search: OpenSearch, places: list[QueuedRow]) -> None:
+        numbers = list(range(self._numbers, self._numbers + len(places)))
+        self._numbers += len(places)
+        self._places.update(zip(numbers, places, strict=True))
+        begin = time.time_ns()
+        try:
+            entered = search.add(numbers, self._request([one.task.rows[one.number] for one in places]))
+        except Exception as error:  # e.g. out of memory: only these requests fail
+            for task in {place.task for place in places}:
+                self._close(task, error=error)
+            return
+        if not entered:  # they wait until the search is empty
+            for number in numbers:
+                self._queue.push(self._places.pop(number))
+            return
+        end = time.time_ns()
+        for times in (place.task.times for place in places):
+            if not times.entered:
+                times.entered, times.prefilled = begin, end
+
+    def _request(self, rows: Sequence[SearchRow]) -> SearchRequest:
+        if rows[0].source is None:
+            batch = Batch(target=Padded.from_rows([[BOS] for _ in rows]))
+        else:
+            batch = self.model.source_encoding.batch([row.source for row in rows])
+        prefixes = [list(row.prefix) for row in rows]
+        prefix = Padded.from_rows(prefixes) if any(prefixes) else None
+        return SearchRequest(batch, torch.tensor([row.max_length for row in rows]), prefix, [row.seed for row in rows])
+
+    def _step(self) -> None:
+        """One step of every open search."""
+        self.active.set(len(self._places))
+        for search in list(self._searches.values()):
+            if not search.active:
+                continue
+            self.batch_size.observe(search.active)
+            try:
+                found = search.advance()
+            except Exception as error:
+                self._fail(search, error)
+                continue
+            for number, hypotheses in found.items():
+                self._finish(self._places.pop(number, None), hypotheses)
+            self._report_tokens(search)
+
+    def _report_tokens(self, search: OpenSearch) -> None:
+        for number, place in self._places.items():
+            if place.task.on_tokens is not None and (certain := search.certain(number)):
+                place.task.on_tokens(place.number, certain, False)
+
+    def _fail(self, search: OpenSearch, error: Exception) -> None:
+        """A search that failed is dropped with all its rows; the others go on."""
+        failed = [place for number, place in self._places.items() if (search.sources == number).any()]
+        self._searches = OrderedDict((key, one) for key, one in self._searches.items() if one is not search)
+        for task in {place.task for place in failed}:
+            self._close(task, error=error)
+
+    def _finish(self, place: QueuedRow | None, hypotheses: list[Hypothesis]) -> None:
+        if place is None or place.task.closed:
+            return
+        task = place.task
+        task.results[place.number] = hypotheses
+        if task.on_tokens is not None and hypotheses:
+            tokens = list(zip(hypotheses[0].ids, hypotheses[0].token_scores, strict=True))
+            task.on_tokens(place.number, tokens, True)
+        if len(task.results) == len(task.rows):
+            try:
+                self._close(task, task.finish([task.results[number] for number in range(len(task.rows))]))
+            except Exception as error:
+                self._close(task, error=error)
+
+
+def search_key(settings: GenerationRecipe) -> tuple[str, GenerationRecipe]:
+    """What rows need in common to share a search, and its settings: lengths and seeds are those of each row."""
+    changes: dict[str, Any] = {"seed": 0, "max_source_length": 1}
+    if not settings.forced_eos:  # which ends an output at the maximal length of the search
+        changes["max_length"] = power_of_two(settings.max_length, 32)
+    common = settings.model_copy(update=changes)
+    return common.model_dump_json(), common
+
+
+def search_rows(
+    searcher: Searcher,
+    sources: Sequence[EncodedSource],
+    prefixes: Sequence[Sequence[int]] | None,
+    settings: GenerationRecipe,
+    numbers: Sequence[int],
+) -> list[SearchRow]:
+    """The rows of encoded sources."""
+    lengths, seeds = searcher.max_lengths(sources, settings).tolist(), sample_seeds(settings, numbers)
+    forced = prefixes if prefixes is not None else [settings.forced_prefix] * len(sources)
+    return [SearchRow(*row) for row in zip(sources, map(tuple, forced), lengths, seeds, strict=True)]
+
+
+class EngineSearcher(Searcher):
+    """A searcher whose sources are searched by an engine, beside those of other requests. Waits for the results.
+
+    `Model.generate` with it does everything around a search: protected spans, recordings in windows, documents.
+    """
+
+    def __init__(self, engine: Engine, submit: Callable[[Task], None]) -> None:
+        base = engine.searcher
+        super().__init__(base.network, base.source_encoding, base.max_target_length, base.graphs)
+        self.engine, self.base, self._submit = engine, base, submit
+
+    def search_all(  # type: ignore[override]
+        self,
+        sources: Sequence[EncodedSource],
+        prefixes: list[list[int]] | None,
+        settings: GenerationRecipe,
+        numbers: Sequence[int],
+        *,
+        phrases: Sequence[PhraseIds] | None = None,
+        **options: Any,
+    ) -> list[list[Hypothesis]]:
+        if not steps_alone(self.base, settings) or (phrases is not None and any(phrases)):
+            arguments = (sources, prefixes, settings, numbers)
+            found: list[list[Hypothesis]] = self.engine.call(
+                lambda: self.base.search_all(*arguments, phrases=phrases, **options)
+            )
+            return found
+        return self._wait(search_rows(self.base, sources, prefixes, settings, numbers), settings)
+
+    def search_batch(
+        self,
+        settings: GenerationRecipe,
+        batch: Batch,
+        max_lengths: torch.Tensor,
+        prefixes: list[list[int]] | None,
+        numbers: Sequence[int],
+    ) -> list[list[Hypothesis]]:
+        """Rows of a language model, which have no source."""
+        if batch.source is not None or not steps_alone(self.base, settings):
+            found: list[list[Hypothesis]] = self.engine.call(
+                lambda: self.base.search_batch(settings, batch, max_lengths, prefixes, numbers)
+            )
+            return found
+        seeds = sample_seeds(settings, numbers)
+        forced = prefixes if prefixes is not None else [list(settings.forced_prefix)] * len(seeds)
+        rows = zip(forced, max_lengths.tolist(), seeds, strict=True)
+        return self._wait([SearchRow(None, tuple(one), length, seed) for one, length, seed in rows], settings)
+
+    def _wait(self, rows: list[SearchRow], settings: GenerationRecipe) -> list[list[Hypothesis]]:
+        outcome, ended = list[Any](), threading.Event()
+
+        def done(value: Any, error: BaseException | None) -> None:
+            outcome[:] = value, error
+            ended.set()
+
+        longest = max((row.max_length for row in rows), default=1)
+        settings = settings.model_copy(update={"max_length": max(longest, settings.max_length)})
+        self._submit(Task(lambda: (rows, settings), lambda found: found, done))
+        ended.wait()
+        if outcome[1] is not None:
+            raise outcome[1]
+        return list(outcome[0])
+
+
+def steps_alone(searcher: Searcher, settings: GenerationRecipe) -> bool:
+    """Whether a search is nothing but steps over rows, which an open search can do."""
+    strategy, _ = searcher.options(settings)
+    best_path = isinstance(searcher.network, CTCModel) and isinstance(strategy, BestPath)
+    return not settings.detected_first and not best_path

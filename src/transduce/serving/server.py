@@ -1,0 +1,209 @@
+"""Server process: loading, warm start, signals, draining and reloading."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from transduce.inference.model import Model
+from transduce.serving.application import ServerSettings, ServerState, create_app
+from transduce.serving.metrics import Metrics
+from transduce.serving.model_service import EngineOptions, ModelService
+from transduce.serving.models import ModelSpec
+from transduce.serving.workers import Address
+
+HEADER_SECONDS = 10.0  # in which the header of a request must have arrived
+HEADER_BYTES = 64 * 1024  # of a header: clients of LibreTranslate send texts in the query
+SWITCH_SECONDS = 0.0002  # after which the event loop gets the interpreter from an engine: 5 ms make answers wait
+NOTICE_SECONDS = 0.5  # in which probes see that the server is draining
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """What a process serves."""
+
+    specs: Sequence[ModelSpec]
+    load: Callable[[ModelSpec], Model]
+    settings: ServerSettings
+    address: Address
+    max_batch: int = 64
+    cache_entries: int = 0
+    drain_seconds: float = 30.0  # in which accepted requests may end after SIGTERM
+    announce: Callable[[str], None] = field(default=print)  # receives the address when the server is ready
+
+
+class StartingApplication:
+    """Answers 503 until the models are loaded and warm, then hands requests to the application."""
+
+    def __init__(self) -> None:
+        self.application: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.application is not None:
+            await self.application(scope, receive, send)
+        elif scope["type"] == "http":
+            live = scope["path"] == "/live"
+            answer = JSONResponse({"status": "ok" if live else "starting"}, 200 if live else 503)
+            answer.headers["Retry-After"] = "1"
+            await answer(scope, receive, send)
+
+
+class TimedHeaders(HttpToolsProtocol):
+    """A connection that is closed when the header of a request takes too long to arrive, or is too large."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _pending = 0  # bytes since the header began
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        self._pending += len(data)
+        super().data_received(data)
+        if self._timer is not None and self._pending > HEADER_BYTES:
+            self.transport.write(b"HTTP/1.1 431 \r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._arm()
+
+    def on_headers_complete(self) -> None:
+        self._disarm()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer, self._pending = self.loop.call_later(HEADER_SECONDS, self.transport.close), 0
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that answers what it has accepted before it stops. A second signal stops it at once."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, drain_seconds: float) -> None:
+        super().__init__(config)
+        self.state, self._drain_seconds, self._since = state, drain_seconds, 0.0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.state.draining:
+            os._exit(128 + sig)
+        self.state.draining = True
+        self._since = time.monotonic()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Every tenth of a second: the server stops when nothing is in flight any more."""
+        if self.state.draining and not self.should_exit:
+            seconds = time.monotonic() - self._since
+            idle = not self.state.in_flight and seconds > NOTICE_SECONDS
+            self.should_exit = idle or seconds > self._drain_seconds
+        return await super().on_tick(counter)
+
+
+class ServerProcess:
+    """One process: loads the models while it answers that it is starting, serves them, and drains."""
+
+    def __init__(self, plan: ServerPlan) -> None:
+        self.plan, self.state, self.metrics = plan, ServerState(), Metrics()
+        self.starting = StartingApplication()
+        self.service: ModelService | None = None
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        listener = None if self.plan.address.shared else self.plan.address.socket()
+        config = uvicorn.Config(
+            self.starting,
+            http=TimedHeaders,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=5,
+        )
+        sys.setswitchinterval(SWITCH_SECONDS)
+        server = DrainingServer(config, self.state, self.plan.drain_seconds)
+        if listener is None:  # beside other workers, a process that is not ready would only refuse requests
+            self._run(self._start(server), config)
+            listener = self.plan.address.socket()
+        self._run(self._serve(server, listener), config)
+        if self.service is not None:
+            self.service.close()
+        if self.plan.settings.tracing is not None:
+            self.plan.settings.tracing.close()
+        if self.failure is not None:
+            raise self.failure
+
+    @staticmethod
+    def _run(work: Coroutine[Any, Any, None], config: uvicorn.Config) -> None:
+        """Runs in the event loop that uvicorn prefers: uvloop, where it is installed."""
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(work)
+
+    async def _serve(self, server: DrainingServer, listener: socket.socket) -> None:
+        loop, starting = asyncio.get_running_loop(), None
+        if self.service is None:
+            starting = asyncio.ensure_future(self._start(server))
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._reload(loop))
+        if self.service is not None:
+            self._announce(listener)
+        elif starting is not None:
+            starting.add_done_callback(lambda _: self._announce(listener))
+        await server.serve(sockets=[listener])
+        if starting is not None and not starting.done():
+            starting.cancel()
+
+    def _announce(self, listener: socket.socket) -> None:
+        if self.failure is None and self.state.ready:
+            host, port = listener.getsockname()[:2]
+            self.plan.announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def _start(self, server: DrainingServer) -> None:
+        """Loads the models, decodes with each, and opens the application."""
+        plan = self.plan
+        try:
+            options = EngineOptions(plan.max_batch, plan.cache_entries, plan.load)
+            models = [(await asyncio.to_thread(plan.load, spec), spec) for spec in plan.specs]
+            service = ModelService(models, plan.settings.limits, metrics=self.metrics, options=options)
+            await service.warm_up()
+            gc.collect()
+            gc.freeze()  # what is loaded stays: later collections need not look at it
+            app = create_app(service, plan.settings, state=self.state, metrics=self.metrics)
+            self.service, self.starting.application, self.state.ready = service, app, True
+        except BaseException as error:
+            self.failure, server.should_exit = error, True
+            if not isinstance(error, Exception):
+                raise
+
+    def _reload(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self.service is not None:
+            self._reloading = loop.create_task(self._reload_models(self.service))
+
+    async def _reload_models(self, service: ModelService) -> None:
+        """Loads the models again. Where that fails, the old ones go on serving."""
+        try:
+            await service.reload()
+        except Exception as error:
+            if self.plan.settings.log is not None:
+                self.plan.settings.log({"event": "reload failed", "error": str(error) or type(error).__name__})

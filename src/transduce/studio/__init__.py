@@ -1,0 +1,1 @@
+"""Web application that shows models at work: attention, search, steps, attributions."""

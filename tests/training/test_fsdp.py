@@ -1,0 +1,229 @@
+"""Fully sharded data parallel training: the losses of one process, sharded checkpoints, faults of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from contract_fixtures import CASES, SMALL
+from safetensors.torch import load_file
+from training_fixtures import TinyModel, latest_tensors, logged_losses, run_processes
+
+from transduce.storage import WriteError
+from transduce.training.checkpoint import SHARD, CheckpointManager
+from transduce.training.distributed import Processes
+from transduce.training.report import read_log
+
+if TYPE_CHECKING:
+    from transduce.training.fsdp import ShardedModel, ShardedSave
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+FSDP = {"parallel": "fsdp"}
+PLAIN = {"steps": 12, "ema": 0.9, "checkpoint_every": 4, "log_every": 1}
+# Each kind of layer, of sharing weights and of head; all other cases of the laws were compared once.
+SHAPES = [
+    "recurrent>recurrent",
+    "convolutional>convolutional",
+    "transformer>transformer",
+    "alone>recurrent",
+    "alone>transformer",
+    "elmo>recurrent",  # has a parameter that is a single number
+    "conformer>transformer",
+    "transformer>transformer+tie-all+share-all",
+    "transformer,experts=3,experts_per_token=2,experts_first=1,gated=True>"
+    "transformer,experts=3,experts_per_token=2,experts_first=1,gated=True",  # some experts get no token
+]
+
+
+def head(encoder: str, kind: str) -> dict[str, Any]:
+    objective = {"kind": "ctc" if kind == "ctc" else "cross_entropy"}
+    words = {"source": {"kind": "words"}, "target": {"kind": "words"}}
+    return {
+        "model": {"encoder": SMALL[encoder], "head": {"kind": kind}},
+        "tokens": words,
+        "training": {"objective": objective},
+    }
+
+
+def memory_saving(case: dict[str, Any]) -> dict[str, Any]:
+    return {**case, "training": {**case["training"], "precision": "bf16", "gradient_checkpointing": True}}
+
+
+def together(folder: Path, size: int, **options: Any) -> dict[str, Any]:
+    return {"do": "together", "size": size, "options": {"folder": str(folder), **options}}
+
+
+def test_two_processes_have_the_losses_of_one_process(tmp_path: Path) -> None:
+    """Sharded, and with all weights in both."""
+    shapes = {name: CASES[name] for name in SHAPES}
+    shapes |= {"tagger": head("transformer", "tagger"), "ctc": head("recurrent", "ctc")}
+    shapes |= {"bf16, gradient checkpointing": memory_saving(CASES["transformer>transformer"])}
+    (codes,) = run_processes(together(tmp_path, 2, shapes=shapes))
+    assert codes == [0, 0]
+    found = json.loads((tmp_path / "losses.json").read_text())
+    assert found.keys() == shapes.keys()
+    for name, (sharded, whole, alone) in found.items():
+        assert sharded == pytest.approx(alone, abs=1e-5, rel=1e-6), name
+        assert whole == pytest.approx(alone, abs=1e-5, rel=1e-6), name
+
+
+def test_a_sharded_run_continues_on_any_number_of_processes(tmp_path: Path) -> None:
+    """Saved by two, continued by one, two and three, sharded or not, and the reverse; its end is an ordinary run."""
+    half, whole = PLAIN | {"steps": 6}, PLAIN
+    folders = {name: tmp_path / name for name in ("whole", "half", "1", "2", "3", "ddp", "from ddp")}
+    run_processes(
+        {"do": "train", "options": {"folder": str(folders["whole"]), "settings": whole}},
+        together(folders["half"], 2, settings=half | FSDP),
+        {"do": "train", "options": {"folder": str(folders["from ddp"]), "settings": half}},
+    )
+    assert len(list((folders["half"] / "checkpoints" / "step-00000006").glob(f"{SHARD}*"))) == 2
+    for name in ("1", "2", "3", "ddp"):
+        shutil.copytree(folders["half"], folders[name])
+    codes = run_processes(
+        *(together(folders[str(size)], size, settings=whole | FSDP) for size in (1, 2, 3)),
+        together(folders["ddp"], 1, settings=whole),
+        together(folders["from ddp"], 2, settings=whole | FSDP),
+    )
+    assert codes == [[0], [0, 0], [0, 0, 0], [0], [0, 0]]
+    for name in ("1", "2", "3", "ddp", "from ddp"):
+        assert logged_losses(folders[name]) == pytest.approx(logged_losses(folders["whole"]), abs=1e-5)
+        for group in ("weights", "ema", "optimiser"):
+            for key, tensor in latest_tensors(folders["whole"] / "checkpoints", group).items():
+                other = latest_tensors(folders[name] / "checkpoints", group)[key]
+                torch.testing.assert_close(other, tensor, rtol=1e-4, atol=1e-5)
+        load_file(folders[name] / "checkpoints" / "final" / "weights.safetensors")
+
+
+def test_faults_of_one_process_of_a_sharded_run_affect_all_alike(tmp_path: Path) -> None:
+    """Out of memory: all repeat the update, in smaller parts. A loss that is not finite: all skip the update."""
+    changes = {"settings": {"steps": 12, "clip": 0.5}, "failing": True}
+    sharded = changes | {"settings": {**changes["settings"], **FSDP}}
+    codes = run_processes(together(tmp_path / "one", 1, **changes), together(tmp_path / "two", 2, **sharded))
+    assert codes == [[0], [0, 0]]
+    logs = [read_log(tmp_path / name / "log.jsonl") for name in ("one", "two")]
+    kinds = [[(line["event"], line["step"]) for line in log if line["kind"] == "event"] for log in logs]
+    assert {("split", 2), ("dropped", 2), ("skipped", 4), ("dropped", 11)} <= set(kinds[1])
+    texts = [[line["text"] for line in log if line.get("event") in ("dropped", "skipped")] for log in logs]
+    assert texts[0] == texts[1]
+    assert logged_losses(tmp_path / "two") == pytest.approx(logged_losses(tmp_path / "one"), abs=1e-5)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_the_largest_batch_is_tried_before_the_first_update(parallel: str, tmp_path: Path) -> None:
+    """It does not fit: it is reported, and the later batches are split without another failure."""
+    made = {"settings": {"steps": 3, "parallel": parallel}, "folder": str(tmp_path), "memory": 3}
+    (codes,) = run_processes({"do": "together", "size": 2, "options": made})
+    assert codes == [0, 0]
+    events = [(line["event"], line["step"]) for line in read_log(tmp_path / "log.jsonl") if line["kind"] == "event"]
+    assert events == [("preflight", 0), ("ended", 3)]
+    (codes,) = run_processes(together(tmp_path / "roomy", 1, settings={"steps": 3}))
+    assert logged_losses(tmp_path) == pytest.approx(logged_losses(tmp_path / "roomy"), abs=1e-5)
+
+
+def test_killed_sharded_runs_resume_with_the_same_bits(tmp_path: Path) -> None:
+    made = PLAIN | FSDP | {"checkpoint_every": 2, "steps": 8}
+    options = [{"folder": str(tmp_path / name), "settings": made, "dropout": 0.1} for name in ("whole", "killed")]
+    code, died, ended = run_processes(
+        {"do": "train", "options": options[0]},
+        {"do": "kill", "options": options[1], "kills": 4, "seed": 3},
+        {"do": "train", "options": options[1]},
+    )
+    assert (code, ended) == (0, 0)
+    assert died >= 2
+    finals = [
+        load_file(tmp_path / name / "checkpoints" / "final" / "weights.safetensors") for name in ("whole", "killed")
+    ]
+    assert all(torch.equal(finals[0][name], finals[1][name]) for name in finals[0])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Before the tests fork their processes, and not where the file is only collected: it takes two seconds."""
+    import transduce.training.fsdp  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def sharded() -> Iterator[ShardedModel]:
+    from transduce.training.fsdp import ShardedModel
+
+    with Processes.start(CPU, "fsdp"):
+        yield ShardedModel(TinyModel(), CPU, 1)
+
+
+def save(sharded: ShardedModel, manager: CheckpointManager, step: int, go: Event | None = None) -> ShardedSave:
+    from transduce.training.fsdp import ShardedSave
+
+    def complete() -> None:
+        assert go is None or go.wait(60)
+        manager.complete_shards(step, {}, {"output.weight": "embedding.weight"})
+
+    tensors = {f"weights/{name}": sharded.on_cpu(p) for name, p in sharded.model.named_parameters()}
+    return ShardedSave(tensors, manager.begin_shards(step), sharded.save_group, complete)
+
+
+def test_a_checkpoint_in_the_background_has_the_weights_of_its_step_and_exists_when_it_is_durable(
+    sharded: ShardedModel, tmp_path: Path
+) -> None:
+    manager, go = CheckpointManager(tmp_path), Event()
+    expected = {name: tensor.full_tensor().clone() for name, tensor in sharded.model.state_dict().items()}
+    saving = save(sharded, manager, 3, go)
+    with torch.no_grad():
+        for parameter in sharded.model.parameters():
+            parameter.add_(1.0)  # training goes on
+    assert manager.steps() == []
+    assert manager.latest() is None
+    go.set()
+    saving.wait()
+    found = manager.load(3).weights
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert {path.suffix for path in manager.path(3).iterdir()} == {".safetensors", ".json"}
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "gone", "no manifest"])
+def test_a_damaged_shard_falls_back_to_the_previous_checkpoint(how: str, sharded: ShardedModel, tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    for step in (1, 2):
+        save(sharded, manager, step).wait()
+    (shard,) = manager.path(2).glob(f"{SHARD}*")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    if how == "no manifest":
+        (manager.path(2) / "manifest.json").unlink()
+    elif how == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(bytes(content) if how == "flipped" else bytes(content[:-1]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = manager.latest()
+    assert found is not None
+    assert found.step == 1
+    assert "step-00000002 is damaged" in str(caught[0].message)
+
+
+def test_a_full_disk_is_reported_and_leaves_the_previous_checkpoint(
+    sharded: ShardedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    save(sharded, manager, 1).wait()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(WriteError, match="No space left"):
+            save(sharded, manager, 2).wait()
+    assert manager.steps() == [1]
+    assert manager.latest() is not None
