@@ -63,7 +63,7 @@ def test_views_are_accessible_and_fit_narrow_screens(tab: Page, axe: Axe, view: 
         assert not serious, [(one["id"], one["nodes"][0]["html"]) for one in serious]
     tab.set_viewport_size({"width": FITS, "height": 800})
     settled(tab)
-    assert tab.evaluate("document.documentElement.scrollWidth") <= FITS
+    tab.wait_for_function(f"document.documentElement.scrollWidth <= {FITS}")
 
 
 @pytest.mark.parametrize("view", VIEWS)

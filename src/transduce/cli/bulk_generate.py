@@ -1,7 +1,7 @@
 """Bulk generation: `generate --backend`, over shards of the input in processes or on Ray, exactly once each.
 
     <output>.parts/  settings.json        options, state of the run and of the input files
-                     000000.input         lines of a shard, while it is generated
+                     000000-....input     lines of a shard, while a worker generates it
                      000000.output        outputs of a shard
                      000000.done.json     their number and hash; written last
 
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 from transduce.cli.options import STANDARD_INPUT, forget_models, keep_models
 from transduce.data.readers.corpus import CorpusPart, numbered_texts, split_corpus
@@ -120,7 +121,9 @@ class ShardGeneration:
 
         keep_models()
         part, folder = self.parts[number], Path(self.folder)
-        path, inputs, outputs = str(part.corpus.path), folder / f"{number:06}.input", folder / f"{number:06}.output"
+        path, outputs = str(part.corpus.path), folder / f"{number:06}.output"
+        # A worker whose command was killed may still be at the same shard: it reads a file of its own.
+        inputs = folder / f"{number:06}-{uuid4().hex}.input"
         lines = 0
         with open_text(inputs) as stream:
             for text in numbered_texts(part.rows(stored_lines(path)), path):
