@@ -162,3 +162,12 @@ def test_copying_needs_one_vocabulary() -> None:
         complete_recipe(parse(content))
     content["model"]["decoder"]["copy_action"] = False
     complete_recipe(parse(content))
+
+
+def test_source_vocabulary_may_be_larger_than_that_of_the_target() -> None:
+    torch.manual_seed(5)
+    decoder = {"kind": "edit_transducer", "width": WIDTH, "copy_action": False}
+    recipe = complete_recipe(parse({"model": {"encoder": PART, "decoder": decoder}}))
+    model = build_model(recipe.model, SIZE + 9, SIZE).eval()
+    batch = pair([SIZE + 8, 6, SIZE], [5, 6])
+    assert_close(likelihood(model, batch).exp(), probability_of_scripts(model, batch), atol=1e-7, rtol=1e-4)

@@ -267,15 +267,19 @@ class EditTransducerDecoder(Decoder):
         edited, others = memory.mask, memory.mask
         if memory.source_ids is not None:
             edited, others = edited & (memory.source_ids == 0), others & (memory.source_ids != 0)
-        tokens = memory.tokens
+        allowed = self._allowed(edited, memory.tokens)
+        # Other rows may have tokens that the target vocabulary lacks.
+        copied = torch.zeros_like(edited, dtype=torch.long)
+        if memory.tokens is not None:
+            copied = memory.tokens.where(allowed[..., COPY], copied)
         fixed: dict[str, Tree] = {
             "keys": self.score.keys(memory.values),
             "values": self.context_proj(memory.values),
             "projected": self.memory_proj(memory.values),
             "edited": edited,
             "others": others,
-            "allowed": self._allowed(edited, tokens),
-            "tokens": torch.zeros_like(edited, dtype=torch.long) if tokens is None else tokens,
+            "allowed": allowed,
+            "tokens": copied,
         }
         if self.condition_input:
             fixed["condition"] = masked_mean(memory.values, others)
