@@ -38,21 +38,24 @@ LETTERS = "The recipe was chosen among the networks that [the table of developme
 TRIED = {
     "multi30k-en-de": "Pre-norm and post-norm, length penalties 0.6 and 1.0, the last weights instead of their "
     "mean ([results](results.md)): 40.6 to 41.1.",
-    "multi30k-de-en-convolution": "The record is older than the scaled dot product of the convolutional decoder, "
-    "without which attention is saturated at the start and training is slow. The row has not been run since: it needs "
-    "a GPU.",
-    "cmudict": "One setting, an LSTM with additive attention; five of them are the row `cmudict-ensemble`.",
+    "cmudict": "An LSTM with additive attention; five of them are the row `cmudict-ensemble`. On development words, "
+    "Transformers of width 256 with rotary positions are not better: 77.8 % right after 8,000 updates of 32,768 tokens.",
+    "cmudict-ensemble": "Five models of one recipe, with different seeds; no mixture of networks.",
     "g2p2021-low": f"{LETTERS}. The baseline is an ensemble, and this is one model.",
     "g2p2021-low-ensemble": f"{LETTERS}, here five models of the same kind.",
     "g2p2021-medium": f"{LETTERS}. The baseline is an ensemble, and this is one model.",
     "inflection2017-low": f"{LETTERS}.",
     "inflection2017-medium": f"{LETTERS}.",
+    "inflection2017-high": f"{LETTERS}. Hungarian is the language that is behind.",
     "scan-length": "On development commands of 17 to 22 actions, after training on up to 16: GRUs of width 50 with "
     "dropout 0.5 reach 9.6 with Luong attention, 12.6 with additive attention, 12.4 with an encoder in one direction "
     "or a location-aware score. The record is of width 128 with Luong attention.",
     "scan-jump": "On a development set of the same kind (`look` seen alone), LSTMs of width 100 with additive "
     "attention get no command right. Convolutions were not tried.",
-    "scan-cutoff-26": "One setting, one seed; the development set has no longer sequences than the training set.",
+    "scan-cutoff-26": "One seed; the development set has no longer sequences than the training set. With the relative "
+    "positions of Shaw et al. 2018 in place of the bias of T5: 58.7.",
+    "cogs-relative": "One setting, one seed: 30,000 updates with the bias of T5 as relative positions. The development "
+    "set, of the same kind as the training set, is not solved either: 96.4 % right.",
     "flickr8k-soft": "The frozen network is smaller than the VGG of the paper, and the images have 160 pixels. On 500 "
     "development images BLEU-4 is best after 400 of the 1,600 updates (19.9, then 18.3, 19.3 and 18.7): the decoder "
     "overfits. A Transformer on the same grid has BLEU-2 43.3 and BLEU-3 29.7 ([results](results.md)).",

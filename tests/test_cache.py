@@ -82,6 +82,20 @@ def test_eviction_removes_the_least_recently_used_until_under_the_limit() -> Non
     assert storage.evict() == []
 
 
+def test_entries_that_another_process_finishes_are_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process renames its unfinished entry between the listing of the folder and the look at the entry."""
+    finished = add("stores", "finished", 1000)
+    renamed = finished.with_name(".unfinished-1")
+    listed = storage._list
+    monkeypatch.setattr(storage, "_list", lambda folder: [*listed(folder), *([renamed] * (folder == finished.parent))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [entry.path for entry in storage.cache_entries()] == [finished]
+        assert storage.evict() == []
+        gone = storage.CacheEntry("stores", renamed, 10, 0.0, "")
+        assert storage.remove_entries([gone]) == 0
+
+
 def test_the_limit_is_applied_with_a_notice_when_something_is_added(tmp_path: Path) -> None:
     old = add("stores", "old", 100_000, days=3)
     recent = add("stores", "recent", 100_000)

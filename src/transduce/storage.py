@@ -356,10 +356,11 @@ class CacheEntry:
 def cache_entries() -> list[CacheEntry]:
     """All entries, the least recently used first."""
     found = [
-        CacheEntry(folder.name, path, _size(path), _modified(path), _origin(path))
+        CacheEntry(folder.name, path, _size(path), used, _origin(path))
         for folder in _list(cache_directory())
         if folder.is_dir() and not folder.is_symlink()
         for path in _list(folder)
+        if (used := _modified(path)) is not None
     ]
     return sorted(found, key=lambda entry: (entry.used, entry.path))
 
@@ -370,10 +371,11 @@ def _list(folder: Path) -> list[Path]:
     return []
 
 
-def _modified(path: Path) -> float:
+def _modified(path: Path) -> float | None:
+    """None: another process renamed or removed it."""
     with suppress(OSError):
         return path.lstat().st_mtime
-    return 0.0
+    return None
 
 
 def _size(path: Path) -> int:
@@ -411,6 +413,8 @@ def remove_entries(found: Sequence[CacheEntry]) -> int:
         try:
             os.replace(entry.path, renamed)
             shutil.rmtree(renamed) if renamed.is_dir() and not renamed.is_symlink() else renamed.unlink()
+        except FileNotFoundError:  # another process was first
+            continue
         except OSError as error:
             warnings.warn(f"{entry.path} cannot be removed: {error.strerror or error}", stacklevel=2)
         else:

@@ -6,6 +6,7 @@ import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from huggingface_fixtures import make
 
 import transduce
 from transduce.errors import InputError
+from transduce.evaluation import reproduction
 from transduce.evaluation.evaluate import METRICS
 from transduce.evaluation.held_out import HeldOutExample
 from transduce.evaluation.reproduction import Reproduction, margins, recipe_content, reproduce, score_by_kind
@@ -21,6 +23,7 @@ from transduce.evaluation.scoreboard import ROWS, find_row, simple_tokens
 from transduce.recipe import override, parse
 from transduce.recipe.build import build_model, complete_recipe, count_parameters
 from transduce.run import Run
+from transduce.training.trainer import Outcome
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -59,11 +62,11 @@ def test_a_reproduction_writes_its_record_and_continues_it(tmp_path):
     write_scan(tmp_path, "simple.train.tsv", 60, seed=1)
     write_scan(tmp_path, "simple.test.tsv", 10, seed=2)
     task = Reproduction("scan-simple", tmp_path, tmp_path / "runs", tmp_path, RECIPES, quick=True)
-    said: list[str] = []
-    record = reproduce(task, 1, said.append)
+    reported: list[str] = []
+    record = reproduce(task, 1, reported.append)
     with ThreadPoolExecutor(2) as pool:  # as `--jobs 2`, without other processes
-        again = reproduce(task, 2, said.append, pool)
-    assert said[1] == "seed 1: in the record"
+        again = reproduce(task, 2, reported.append, pool)
+    assert reported[1] == "seed 1: in the record"
     assert again["seeds"]["1"] == record["seeds"]["1"]
     assert again == json.loads(task.record_file.read_text())
     result = again["seeds"]["2"][""]
@@ -84,6 +87,17 @@ def test_a_reproduction_writes_its_record_and_continues_it(tmp_path):
         reproduce(Reproduction("scan-jump", tmp_path, tmp_path / "runs", tmp_path, RECIPES), 1)
 
 
+def test_an_interrupted_training_makes_no_record(tmp_path, monkeypatch):
+    write_scan(tmp_path, "simple.train.tsv", 60, seed=1)
+    write_scan(tmp_path, "simple.test.tsv", 10, seed=2)
+    task = Reproduction("scan-simple", tmp_path, tmp_path / "runs", tmp_path, RECIPES, quick=True)
+    outcome = Outcome(3, None, None, "interrupted", {}, signal=15)
+    monkeypatch.setattr(reproduction, "train", lambda *arguments, **options: SimpleNamespace(outcome=outcome))
+    with pytest.raises(InputError, match="interrupted after update 3"):
+        reproduce(task, 1, print)
+    assert not task.record_file.exists()
+
+
 def test_a_record_is_continued_with_the_same_recipe_and_version_only(tmp_path, monkeypatch):
     write_scan(tmp_path, "simple.train.tsv", 60, seed=1)
     write_scan(tmp_path, "simple.test.tsv", 10, seed=2)
@@ -94,9 +108,9 @@ def test_a_record_is_continued_with_the_same_recipe_and_version_only(tmp_path, m
 
     def seeds_kept(record: dict) -> bool:
         task.record_file.write_text(json.dumps(record))
-        said: list[str] = []
-        reproduce(task, 2, said.append)
-        return said[0] == "seed 1: in the record"
+        reported: list[str] = []
+        reproduce(task, 2, reported.append)
+        return reported[0] == "seed 1: in the record"
 
     assert seeds_kept(known)
     assert not seeds_kept({**known, "version": "0.0.0"})

@@ -173,7 +173,7 @@ def one_result(task: Reproduction, part: str, seed: int) -> dict[str, Any]:
     folders = [task.run_folder(part, member) for member in members]
     for member, folder in zip(members, folders, strict=True):
         if not Run(folder).metrics():
-            train(training_recipe(task, part, member), folder, resume=True)
+            _train(task, part, member, folder)
     model = load_model(folders if len(folders) > 1 else folders[0])
     recipe = task.recipe(part, members[0])
     leakage = recipe_leakage(recipe.data)
@@ -187,6 +187,17 @@ def one_result(task: Reproduction, part: str, seed: int) -> dict[str, Any]:
         "minutes": round((time.monotonic() - started) / 60, 2),
         "leakage": None if leakage is None else leakage.to_json(),
     }
+
+
+def _train(task: Reproduction, part: str, member: int, folder: Path) -> None:
+    """Trains one model, or continues its training."""
+    outcome = train(training_recipe(task, part, member), folder, resume=True).outcome
+    if outcome.reason == "interrupted":
+        raise InputError(
+            f"the training was interrupted after update {outcome.step}",
+            where=str(folder),
+            remedy="run the same command again: it continues there",
+        )
 
 
 def training_recipe(task: Reproduction, part: str, seed: int) -> Recipe:
