@@ -83,7 +83,7 @@ def test_wrong_arguments_are_explained(model: transduce.Model, method: str, wron
     assert caught.value.remedy
 
 
-def test_values_say_what_they_are(model: transduce.Model) -> None:
+def test_text_representations_of_results(model: transduce.Model) -> None:
     (out,) = model.generate(["red green"])
     assert str(out) == f"{out}" == out.text
     assert repr(model).startswith("<Model recurrent -> recurrent, ")
@@ -149,29 +149,29 @@ def test_options_of_train_are_checked(tmp_path: Path) -> None:
         transduce.train(pairs, 5)  # type: ignore[arg-type]
 
 
-class Recorder(transduce.Callback):
+class EventRecorder(transduce.Callback):
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.events: list[tuple[str, int]] = []
 
     def start(self, step: int, steps: int, validated: int) -> None:
-        self.told.append(("start", steps))
+        self.events.append(("start", steps))
 
     def advance(self, step: int) -> None:
-        self.told.append(("advance", step))
+        self.events.append(("advance", step))
 
     def validation(self, step: int, scores: Any) -> None:
-        self.told.append(("validation", step))
+        self.events.append(("validation", step))
         assert "loss" in scores
 
     def close(self) -> None:
-        self.told.append(("close", 0))
+        self.events.append(("close", 0))
 
 
-def test_callbacks_are_told_every_update_and_validation(tmp_path: Path) -> None:
-    recorder = Recorder()
+def test_callbacks_get_every_update_and_validation(tmp_path: Path) -> None:
+    recorder = EventRecorder()
     transduce.train(colour_pairs(60), tmp_path / "run", settings=SETTINGS, callbacks=[recorder])
     updates = [("advance", step) for step in range(1, 5)]
-    assert recorder.told == [("start", 4), *updates, ("validation", 4), ("close", 0)]
+    assert recorder.events == [("start", 4), *updates, ("validation", 4), ("close", 0)]
 
 
 def test_an_estimator_fits_and_predicts(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_the_network_of_a_recipe_trains_in_a_plain_loop(tmp_path: Path, capsys: 
     pairs.write_text("".join(f"{source}\t{target}\n" for source, target in colour_pairs(60)))
     main = runpy.run_path(str(EXAMPLES / "pytorch_loop.py"))["main"]
     main(str(pairs), str(tmp_path / "run"), epochs=2, settings=SETTINGS)
-    told = capsys.readouterr().out
-    losses = [float(one) for one in re.findall(r"loss (\S+)", told)]
+    events = capsys.readouterr().out
+    losses = [float(one) for one in re.findall(r"loss (\S+)", events)]
     assert losses[1] < losses[0]
     assert transduce.load(tmp_path / "run").recipe.training.steps == 4
 

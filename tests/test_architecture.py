@@ -30,8 +30,22 @@ MAY_IMPORT = {
     "heads": EQUATIONS,
     "synthetic": {"flow", "errors", "modalities", "storage"},
 }
-DEVICE = re.compile(r"\b(cuda|triton|grad_fn|untyped_storage|threading|ctypes|is_compiling|current_stream)\b")
-DEVICE_FREE = ("attention", "layers", "encoders", "decoders", "heads", "objectives", "flow", "contracts", "model")
+DEVICE = re.compile(
+    r"\b(cuda|triton|is_cpu|is_cuda|grad_fn|untyped_storage|threading|ctypes|is_compiling|is_exporting|current_stream)\b"
+    r"|\bdevice\.type\b|_current_graph_task_id"
+)
+DEVICE_FREE = (
+    "attention",
+    "layers",
+    "encoders",
+    "decoders",
+    "heads",
+    "objectives",
+    "flow",
+    "contracts",
+    "model",
+    "decoding",
+)
 
 
 def imported(path: Path) -> set[str]:

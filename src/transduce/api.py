@@ -199,7 +199,7 @@ class TransduceEstimator:
         """Trains on sources and targets; both are texts, and labels where the task is `classify`."""
         sources, targets = check_texts("fit", X), check_texts("fit", y)
         if len(sources) != len(targets):
-            raise InputError(f"{len(sources)} sources but {len(targets)} targets", remedy="give one target a source")
+            raise InputError(f"{len(sources)} sources but {len(targets)} targets", remedy="give one target per source")
         self._temporary = tempfile.TemporaryDirectory(prefix="transduce-") if self.folder is None else None
         folder = Path(self._temporary.name) / "run" if self._temporary is not None else Path(str(self.folder))
         pairs = list(zip(sources, targets, strict=True))
@@ -215,7 +215,7 @@ class TransduceEstimator:
         """The share of outputs that equal their target."""
         outputs, targets = self.predict(X), check_texts("score", y)
         if len(outputs) != len(targets):
-            raise InputError(f"{len(outputs)} sources but {len(targets)} targets", remedy="give one target a source")
+            raise InputError(f"{len(outputs)} sources but {len(targets)} targets", remedy="give one target per source")
         return float(np.mean([output == target for output, target in zip(outputs, targets, strict=True)]))
 
     def _fitted(self) -> Model:

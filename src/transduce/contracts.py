@@ -4,7 +4,7 @@
     network     Encoder, Decoder, Head
     attention   AttentionScore, Normaliser, Window, PositionEncoding, TokenMixer, ContextMechanism
     search      Strategy, LogitsProcessor
-    evaluation  TextMetric, ScoreMetric, VectorMetric
+    evaluation  TextMetric, SourceMetric, ScoreMetric, VectorMetric
     training    Objective, Noise, Augmentation, Tracker
     interop     Family
 
@@ -237,7 +237,8 @@ class AttentionScore(AttentionPart):
 class Normaliser(AttentionPart):
     """Maps scores to weights that sum to 1 over the unmasked rows. Built as `Normaliser()`."""
 
-    fusible: bool = False  # True for softmax, which fused kernels compute
+    # True for softmax, which fused kernels compute. A subclass with another `forward` sets it to False.
+    fusible: bool = False
     # True: rows are sampled. The context has no gradient; the weights carry the score-function gradient instead.
     stochastic: bool = False
 

@@ -399,8 +399,8 @@ def _phrase_tensor(rows: list[list[list[int]]]) -> Tensor:
     length = max([1, *(len(ids) for row in rows for ids in row)])
     values = torch.full((len(rows), count, length), PAD)
     for number, row in enumerate(rows):
-        for place, ids in enumerate(row):
-            values[number, place, : len(ids)] = torch.tensor(ids, dtype=torch.long)
+        for column, ids in enumerate(row):
+            values[number, column, : len(ids)] = torch.tensor(ids, dtype=torch.long)
     return values
 
 

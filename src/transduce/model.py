@@ -75,7 +75,7 @@ class Transducer(nn.Module, ABC):
     def embed(self, texts: Padded, others: Mapping[str, Padded] | None = None) -> Tensor:
         """Rows `x1 .. xm </s>` (B S), and further sources -> B D: the mean of the encoder output."""
         if not isinstance(encoder := getattr(self, "encoder", None), Encoder):
-            raise InputError("a decoder alone has no encoder to embed with", remedy="train with --task embed")
+            raise InputError("a decoder-only model has no encoder to embed with", remedy="train with --task embed")
         memory = encoder(Batch(texts, extra=others or {}))
         return pool(memory.values, memory.mask, "mean")
 
@@ -182,22 +182,22 @@ class EncoderOnly(Transducer):
         specials = logits.new_zeros(logits.size(-1), dtype=torch.bool)
         specials[: len(SPECIALS)] = True
         logits = logits.masked_fill(specials, NEVER)
-        return State({"logits": logits, "count": count}, {"place": torch.zeros_like(count)})
+        return State({"logits": logits, "count": count}, {"position": torch.zeros_like(count)})
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
         logits, count = state.fixed["logits"], state.fixed["count"].repeat_interleave(state.beams, 0)
-        place = state.past["place"]
-        steps = place[:, None] + torch.arange(tokens.size(1), device=tokens.device)  # R T
-        rows = torch.arange(len(place), device=tokens.device)[:, None] // state.beams
+        position = state.past["position"]
+        steps = position[:, None] + torch.arange(tokens.size(1), device=tokens.device)  # R T
+        rows = torch.arange(len(position), device=tokens.device)[:, None] // state.beams
         selected = logits[rows, steps.clamp(max=logits.size(1) - 1)]  # R T V
         end = torch.full_like(selected, NEVER)
         end[..., EOS] = 0.0
         selected = torch.where((steps >= count[:, None])[..., None], end, selected)
         read = tokens.size(1) if mask is None else mask.sum(1)
         attention = Attention() if with_attention else None
-        return Step(selected, replace(state, past={"place": place + read}), attention)
+        return Step(selected, replace(state, past={"position": position + read}), attention)
 
 
 class CTCModel(Transducer):

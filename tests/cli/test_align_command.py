@@ -128,16 +128,16 @@ def test_both_directions_are_symmetrised(
 def test_align_rejects_models_without_attention_and_bad_gold_files(
     attention_run: Path, bottleneck_run: Path, held_out: Path, tmp_path: Path, command: Command
 ) -> None:
-    def told(*arguments: str | Path) -> str:
+    def message(*arguments: str | Path) -> str:
         called = command("align", *arguments)
         assert called.code == 2
         return called.err
 
-    assert "attention" in told(bottleneck_run, held_out)
-    assert "did you mean 'union'" in told(attention_run, held_out, "--symmetrise", "unions")
+    assert "attention" in message(bottleneck_run, held_out)
+    assert "did you mean 'union'" in message(attention_run, held_out, "--symmetrise", "unions")
     short = written(tmp_path / "short.txt", ["0-0"])
-    assert "40 pairs but 1 lines of links" in told(attention_run, held_out, "--gold", short)
-    assert "cannot read the link" in told(attention_run, held_out, "--gold", written(tmp_path / "bad.txt", ["0:0"]))
+    assert "40 pairs but 1 lines of links" in message(attention_run, held_out, "--gold", short)
+    assert "cannot read the link" in message(attention_run, held_out, "--gold", written(tmp_path / "bad.txt", ["0:0"]))
 
 
 def test_tokens_of_a_model_of_characters_are_linked(transformer_run: Path, tmp_path: Path, command: Command) -> None:

@@ -26,12 +26,12 @@ QUICK = (
 GOOD = "".join(f"{source}\t{target}\n" for source, target in colour_pairs(40)).encode()
 
 
-def refused(called: Called, *told: str) -> None:
+def refused(called: Called, *message: str) -> None:
     """Ended with 2, in words, and the words say this."""
     assert called.code == 2, (called.out, called.err)
     assert called.err.startswith("error: ")
     assert "Traceback" not in called.err
-    for part in told:
+    for part in message:
         assert part in called.err
 
 
@@ -49,7 +49,7 @@ def train(command: Command, tmp_path: Path) -> Callable[..., Called]:
 
 class TestData:
     @pytest.mark.parametrize(
-        ("content", "told"),
+        ("content", "message"),
         [
             (GOOD + b"caf\xe9\tx\n", (":41", "UTF-8", "data.invalid=drop")),
             (GOOD + b"a\0b\tx\n", (":41", "NUL", "data.invalid=drop")),
@@ -60,11 +60,11 @@ class TestData:
         ],
     )
     def test_bad_lines_and_empty_files_are_rejected(
-        self, train, tmp_path: Path, content: bytes, told: tuple[str, ...]
+        self, train, tmp_path: Path, content: bytes, message: tuple[str, ...]
     ) -> None:
         path = tmp_path / "pairs.tsv"
         path.write_bytes(content)
-        refused(train(path), *told)
+        refused(train(path), *message)
 
     def test_the_error_names_file_and_line(self, train, tmp_path: Path) -> None:
         path = tmp_path / "pairs.tsv"
@@ -99,8 +99,8 @@ class TestData:
         path.write_bytes(GOOD + b"caf\xe9\tx\na\0b\tx\none column\nred\t\n" + b"x " * 100_000 + b"\tx\n")
         called = command("train", path, "--run", tmp_path / "run", *QUICK, "data.invalid=drop")
         assert called.code == 0, called.err
-        for told in ("40 of 45", "1 dropped: too long", "1 dropped: empty", "1 dropped: NUL character"):
-            assert told in called.out
+        for message in ("40 of 45", "1 dropped: too long", "1 dropped: empty", "1 dropped: NUL character"):
+            assert message in called.out
         dropped = json.loads((tmp_path / "run" / "metrics.json").read_text())["data"]["dropped"]
         assert sum(dropped.values()) == 5
 
@@ -125,7 +125,7 @@ class TestData:
 
 class TestSettings:
     @pytest.mark.parametrize(
-        ("setting", "told"),
+        ("setting", "message"),
         [
             ("training.step=3", ("training.step", "did you mean 'steps'")),
             ("trainig.steps=3", ("trainig", "did you mean 'training'")),
@@ -158,11 +158,11 @@ class TestSettings:
             ("{1: 2}=3", ("{1: 2}",)),
         ],
     )
-    def test_wrong_settings_are_rejected(self, train, pairs: Path, setting: str, told: tuple[str, ...]) -> None:
-        refused(train(pairs, setting), *told)
+    def test_wrong_settings_are_rejected(self, train, pairs: Path, setting: str, message: tuple[str, ...]) -> None:
+        refused(train(pairs, setting), *message)
 
     @pytest.mark.parametrize(
-        ("model", "told"),
+        ("model", "message"),
         [
             ({"encoder": {"kind": "transformer", "width": 20, "heads": 3}}, ("20", "3")),
             ({"encoder": {"kind": "transformer", "position": {"kind": "learned", "max_positions": 9}}}, ("512", "9")),
@@ -172,11 +172,11 @@ class TestSettings:
             ({"encoder": {"kind": "nothing:Here"}}, ("nothing:Here", "--trust-user-code")),
         ],
     )
-    def test_impossible_models_are_rejected(self, command, tmp_path: Path, pairs: Path, model: dict, told) -> None:
+    def test_impossible_models_are_rejected(self, command, tmp_path: Path, pairs: Path, model: dict, message) -> None:
         path = tmp_path / "recipe.yaml"
         whole = {"encoder": {"kind": "recurrent"}, "decoder": {"kind": "recurrent"}, **model}
         path.write_text(yaml.safe_dump({"model": whole, "data": {"train": str(pairs)}}))
-        refused(command("train", path, "--run", tmp_path / "run"), *told)
+        refused(command("train", path, "--run", tmp_path / "run"), *message)
         assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize("content", [b"- a\n- b\n", b"a: [", b"\xff\xfe", b"just words", b"!!python/object:x {}"])
@@ -269,7 +269,7 @@ class TestRuns:
         refused(command("generate", run), str(run), "no checkpoint", "--resume")
 
     @pytest.mark.parametrize(
-        ("change", "told"),
+        ("change", "message"),
         [
             (lambda model: model["decoder"].update(width=16), "recipe"),
             (lambda model: model["decoder"].pop("width"), "256"),
@@ -279,13 +279,13 @@ class TestRuns:
         ],
     )
     def test_a_recipe_that_does_not_fit_the_weights_is_rejected(
-        self, command: Command, run: Path, change, told: str
+        self, command: Command, run: Path, change, message: str
     ) -> None:
         content = yaml.safe_load((run / "recipe.yaml").read_text())
         change(content["model"])
         (run / "recipe.yaml").write_text(yaml.safe_dump(content))
         Run(run).checkpoints.rebind()
-        refused(command("generate", run, stdin=b"red\n"), told)
+        refused(command("generate", run, stdin=b"red\n"), message)
 
     def test_missing_data_of_a_run_is_reported(self, command: Command, run: Path) -> None:
         content = yaml.safe_load((run / "recipe.yaml").read_text())
@@ -297,7 +297,7 @@ class TestRuns:
 
 class TestRequests:
     @pytest.mark.parametrize(
-        ("arguments", "told"),
+        ("arguments", "message"),
         [
             (("--beam", "0"), ("beam", "greater than 0")),
             (("--set", "beem=3"), ("beem", "did you mean 'beam'")),
@@ -312,9 +312,9 @@ class TestRequests:
         ],
     )
     def test_wrong_generation_settings_are_rejected(
-        self, command: Command, attention_run: Path, arguments, told
+        self, command: Command, attention_run: Path, arguments, message
     ) -> None:
-        refused(command("generate", attention_run, *arguments, stdin=b"red\n"), *told)
+        refused(command("generate", attention_run, *arguments, stdin=b"red\n"), *message)
 
     def test_input_that_is_not_utf8_is_rejected(self, command: Command, attention_run: Path) -> None:
         refused(command("generate", attention_run, stdin=b"red\nr\xffd\n"), "standard input:2", "UTF-8")

@@ -63,16 +63,18 @@ class TestTrain:
         metrics = json.loads((run / "metrics.json").read_text())
         assert metrics["dev"]["count"] == 8
         assert metrics["data"]["kept"] == 400
-        for told in ("the recipe:", "kind: recurrent", "400 of 400 pairs kept", f"transduce generate {run}"):
-            assert told in called.out
+        for message in ("the recipe:", "kind: recurrent", "400 of 400 pairs kept", f"transduce generate {run}"):
+            assert message in called.out
 
     def test_a_plan_explains_and_writes_nothing(self, command: Command, pairs: Path, tmp_path: Path) -> None:
         before = sorted(tmp_path.rglob("*"))
         called = command("train", pairs, "--run", tmp_path / "run", "--plan", "--minutes", 3, *QUICK)
         assert called.code == 0, called.err
         assert sorted(tmp_path.rglob("*")) == before
-        told = ("400 pairs", "3 minutes", "tokens.source", "an update takes about", "training.steps: 12", "the recipe:")
-        for text in told:
+        for text in (
+            *("400 pairs", "3 minutes", "tokens.source", "an update takes about"),
+            *("training.steps: 12", "the recipe:"),
+        ):
             assert text in called.out
         recipe = yaml.safe_load(called.out.partition("the recipe:")[2])
         assert recipe["training"]["minutes"] == 3
@@ -127,16 +129,16 @@ class TestTrain:
         data.write_text("".join(f"[red]{s}[/x]\t{t}\n" for s, t in colour_pairs(40)) + "no target\t\n")
         called = command("train", data, "--run", tmp_path / "[dim]", *QUICK)
         assert called.code == 0, called.err
-        for told in (str(data), str(tmp_path / "[dim]"), "[red]"):
-            assert told in called.out
+        for message in (str(data), str(tmp_path / "[dim]"), "[red]"):
+            assert message in called.out
 
     def test_suggested_commands_are_safe_to_paste(self, command: Command, tmp_path: Path) -> None:
         data = tmp_path / "pairs.tsv"
         data.write_text("".join(f"$(touch {tmp_path}/pwned) {s}\t{t}\n" for s, t in colour_pairs(40)))
         called = command("train", data, "--run", tmp_path / "run", *QUICK)
         echo = next(line for line in called.out.splitlines() if line.strip().startswith("echo "))
-        said = subprocess.run(["sh", "-c", echo.partition("|")[0]], capture_output=True, text=True)
-        assert said.stdout.startswith("$(touch")
+        generated = subprocess.run(["sh", "-c", echo.partition("|")[0]], capture_output=True, text=True)
+        assert generated.stdout.startswith("$(touch")
         assert not (tmp_path / "pwned").exists()
 
 
@@ -305,8 +307,8 @@ class TestEvaluate:
     def test_evaluate_uses_the_development_set_by_default(self, command: Command, attention_run: Path) -> None:
         called = command("evaluate", attention_run)
         assert called.code == 0, called.err
-        for told in ("dev", "exact", "wer", "source tokens"):
-            assert told in called.out
+        for message in ("dev", "exact", "wer", "source tokens"):
+            assert message in called.out
         # A signature says how a metric was computed; the name alone says nothing.
         assert not {"exact", "wer"} & set(called.out.split("\n"))
 
@@ -348,12 +350,12 @@ class TestScore:
         assert "2 pairs, perplexity" in called.err
 
     def test_scores_equal_those_of_generate(self, command: Command, attention_run: Path, tmp_path: Path) -> None:
-        said = json.loads(command("generate", attention_run, "--json", stdin=b"red green\n").out)
-        (tmp_path / "p.tsv").write_text(f"red green\t{said['text']}\n")
+        generated = json.loads(command("generate", attention_run, "--json", stdin=b"red green\n").out)
+        (tmp_path / "p.tsv").write_text(f"red green\t{generated['text']}\n")
         command("score", attention_run, tmp_path / "p.tsv", "--json", "--output", tmp_path / "scores")
         scored = json.loads((tmp_path / "scores").read_text())
-        assert scored["tokens"] == said["tokens"]
-        assert scored["token_scores"] == pytest.approx(said["token_scores"], abs=1e-4)
+        assert scored["tokens"] == generated["tokens"]
+        assert scored["token_scores"] == pytest.approx(generated["token_scores"], abs=1e-4)
 
 
 class TestExplain:
@@ -418,8 +420,8 @@ class TestHelp:
     def test_an_unknown_data_set_lists_them_all(self, command: Command) -> None:
         from transduce.synthetic import SYNTHETIC
 
-        told = command("data", "nosuch").err
-        assert [name for name in SYNTHETIC if name not in told] == []
+        message = command("data", "nosuch").err
+        assert [name for name in SYNTHETIC if name not in message] == []
 
     def test_help_imports_neither_torch_nor_numpy(self) -> None:
         code = "import sys; sys.argv = ['transduce', '--help']\nfrom transduce.cli import main\n"

@@ -49,9 +49,9 @@ def test_embed_writes_one_row_per_line(embedder: Path, documents: Path, command:
     rows = np.array([line.split("\t") for line in text.splitlines()], dtype=float)
     assert len(rows) == 3  # the empty line has its row too
     assert rows[2] == pytest.approx(found[0], abs=1e-5)
-    told = command("embed", embedder, documents)
-    assert told.code == 2
-    assert "--output" in told.err
+    result = command("embed", embedder, documents)
+    assert result.code == 2
+    assert "--output" in result.err
 
 
 def test_search_finds_the_query_itself_and_caches_documents(
@@ -64,10 +64,10 @@ def test_search_finds_the_query_itself_and_caches_documents(
     queries = bench / "queries.txt"
     queries.write_text("".join(f"{line}\n" for line in lines[:4]))
     read = Model.embed
-    asked: list[int] = []
-    monkeypatch.setattr(Model, "embed", lambda self, texts: asked.append(len(texts)) or read(self, texts))
+    batch_sizes: list[int] = []
+    monkeypatch.setattr(Model, "embed", lambda self, texts: batch_sizes.append(len(texts)) or read(self, texts))
     again = command("search", embedder, documents, "--queries", queries, "--json", "--top", "2")
-    assert asked == [4]  # the documents were embedded by the first search
+    assert batch_sizes == [4]  # the documents were embedded by the first search
     found = [json.loads(line) for line in again.out.splitlines()]
     assert [one["query"] for one in found] == lines[:4]
     for number, one in enumerate(found):
@@ -91,9 +91,9 @@ def test_cluster_writes_labels_and_a_map(embedder: Path, documents: Path, comman
     before = table.read_text()
     command("cluster", *arguments)
     assert table.read_text() == before
-    told = command("cluster", embedder, documents, "--clusters", "99")
-    assert told.code == 2
-    assert "99 clusters" in told.err
+    result = command("cluster", embedder, documents, "--clusters", "99")
+    assert result.code == 2
+    assert "99 clusters" in result.err
 
 
 def test_similarity_of_pairs_and_rank_correlation(embedder: Path, command: Command, tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_similarity_of_pairs_and_rank_correlation(embedder: Path, command: Comma
     pairs.write_text(f"{same}\t{same}\n")
     assert "Spearman" not in command("similarity", embedder, pairs).err
     pairs.write_text(f"{same}\t{same}\tmuch\n")
-    told = command("similarity", embedder, pairs)
-    assert told.code == 2
-    assert "sts.tsv:1" in told.err
+    result = command("similarity", embedder, pairs)
+    assert result.code == 2
+    assert "sts.tsv:1" in result.err
     pairs.write_text(f"{same}\t{same}\t1\n{same}\t{other}\n")
     assert "sts.tsv:2" in command("similarity", embedder, pairs).err
 
@@ -141,9 +141,9 @@ def test_an_embedding_model_does_not_generate(
 ) -> None:
     name, *_, last = arguments
     file = {"generate": str(documents), "score": str(bench / "paraphrases.tsv")}.get(name, last)
-    told = command(name, embedder, file)
-    assert told.code == 2
-    assert "transduce embed" in told.err
+    result = command(name, embedder, file)
+    assert result.code == 2
+    assert "transduce embed" in result.err
 
 
 def test_metrics_must_fit_the_model() -> None:

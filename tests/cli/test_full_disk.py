@@ -322,7 +322,7 @@ class TestTraining:
         entry = LogEntry(1, 0, 1.0, {"nll": 1.0}, 0.1, 1.0, 10.0, 0.0, 1.0, 1)
         with (
             open(os.open("/dev/full", os.O_WRONLY), "w", buffering=1) as full,
-            warnings.catch_warnings(record=True) as told,
+            warnings.catch_warnings(record=True) as caught,
         ):
             warnings.simplefilter("always")
             report = RunReport(tmp_path, console=Console(file=full))
@@ -333,7 +333,7 @@ class TestTraining:
                     report.log(replace(entry, step=step))
                 report.close()
             os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
-        first, second = (str(one.message) for one in told)  # the console and the log, each once
+        first, second = (str(one.message) for one in caught)  # the console and the log, each once
         assert first.startswith("the printed training report cannot be written: No space left on device:")
         assert second.startswith(f"{tmp_path / 'log.jsonl'} cannot be written: File too large (")
         assert [one["step"] for one in read_log(tmp_path / "log.jsonl")] == [0]

@@ -8,7 +8,7 @@ import pytest
 from run_fixtures import RECURRENT, Command, colour_pairs, settings
 
 import transduce
-from transduce.cli.generate import pair_line
+from transduce.cli.generate_lines import pair_line
 from transduce.errors import InputError
 
 

@@ -57,8 +57,8 @@ def test_push_uploads_an_export_with_a_card(
     assert hub.calls == [("me/colours", {"private": True, "exist_ok": True})]
     card = hub.files["README.md"].decode()
     assert card.startswith("---\nlicense: mit\nlibrary_name: transduce\n")
-    for told in ("pairs.tsv, 400 pairs", "| dev | exact |", "## Limits", "kind: transformer"):
-        assert told in card
+    for message in ("pairs.tsv, 400 pairs", "| dev | exact |", "## Limits", "kind: transformer"):
+        assert message in card
     assert str(tmp_path.parent) not in card
     (tmp_path / "model.zip").write_bytes(hub.files["model.zip"])
     assert transduce.load(tmp_path / "model.zip").generate(["red"]) == transduce.load(transformer_run).generate(["red"])

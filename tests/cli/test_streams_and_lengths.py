@@ -1,4 +1,4 @@
-"""Open pipes are answered as lines come, and no input is too long for memory: what is cut or refused is said."""
+"""Streams and long input: lines of a pipe are answered as they come; truncation and refusals are reported."""
 
 from __future__ import annotations
 

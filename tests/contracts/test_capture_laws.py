@@ -1,4 +1,4 @@
-"""Steady means steady: where a model and an objective say so, no pass asks the host for a number of a tensor.
+"""Capturable models and objectives: no pass makes the host read a value of a tensor.
 
 What asks cannot be recorded on a GPU. Here it is found on a CPU, by watching every operation of a pass.
 """
@@ -16,7 +16,8 @@ from transduce.attention import positions
 from transduce.decoders import transformer
 from transduce.errors import InputError
 from transduce.flow import Batch
-from transduce.layers import feed_forward, recurrent
+from transduce.kernels import dispatch
+from transduce.layers import feed_forward
 from transduce.objectives import OBJECTIVES, CrossEntropy
 
 # A number for the host, a shape that depends on numbers, or numbers of the host in a new tensor (a copy that waits).
@@ -65,10 +66,10 @@ OBJECTIVES_KEPT = [name for name, kind in OBJECTIVES.items() if kind.capturable]
 
 @pytest.fixture(autouse=True)
 def as_recorded_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent, "packs", lambda layer, values: False)
+    monkeypatch.setattr(dispatch, "runs_asynchronously", lambda x: True)
     for module in (positions, feed_forward):
         monkeypatch.setattr(module, "host_may_read", lambda values: False)
-    monkeypatch.setattr(transformer, "zeros", lambda shape, like: like.new_zeros(shape))
+    monkeypatch.setattr(transformer, "empty_cache", lambda shape, like: like.new_zeros(shape))
 
 
 def test_capturable_pass_does_not_synchronise(case: str) -> None:
@@ -136,7 +137,7 @@ def test_synchronisation_is_detected(ask: Any) -> None:
 
 
 def test_packed_recurrent_sequences_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent, "packs", lambda layer, values: True)
+    monkeypatch.setattr(dispatch, "runs_asynchronously", lambda x: False)
     model, batch = make("recurrent>recurrent").train(), example_batch([(5, 4), (2, 6)])
     with Steady(), pytest.raises(AssertionError, match="waits"):
         one_pass(model, CrossEntropy(), batch)

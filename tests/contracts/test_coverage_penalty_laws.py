@@ -74,7 +74,7 @@ def test_rank_is_that_of_brute_force(case):
 
 
 @pytest.mark.parametrize("case", WALKED)
-def test_the_same_alone_and_together(case):
+def test_outputs_do_not_depend_on_the_batch(case):
     batch, found = found_in(case)
     for row in (1, 2):
         alone = search(
@@ -86,7 +86,7 @@ def test_the_same_alone_and_together(case):
 
 
 @pytest.mark.parametrize("kind", [Beam, HuggingFaceBeam, DiverseBeam])
-def test_a_penalty_of_nothing_is_plain_beam_search(kind):
+def test_a_penalty_of_0_is_plain_beam_search(kind):
     batch = example_batch([(5, 4), (2, 6), (7, 1), (1, 3)])
     for case in (TRANSFORMER, "recurrent>recurrent"):
         plain = search(shared(case), batch, kind(width=3), max_lengths=longest(batch))

@@ -1,4 +1,4 @@
-"""An encoder whose rows spell: the laws of every model, its score of a text is CTC's, and the one search is exact."""
+"""CTC models: the laws of every model, scores equal to the CTC probability, exact best-path search."""
 
 from __future__ import annotations
 
@@ -181,11 +181,11 @@ def test_joint_loss_is_its_formula_and_trains_encoder_and_decoder(batch):
     fixed = step.state.fixed
     lengths = batch.target.mask.sum(1) - 2
     paths = F.ctc_loss(fixed["paths"].transpose(0, 1), batch.labels.values, fixed["rows"], lengths, reduction="sum")
-    told = batch.labels.mask
-    said = F.cross_entropy(step.logits[told], batch.labels.values[told], reduction="sum")
+    mask = batch.labels.mask
+    decoder_loss = F.cross_entropy(step.logits[mask], batch.labels.values[mask], reduction="sum")
     for weight in (0.0, 0.3, 1.0):
         loss = JointCTC(weight=weight, label_smoothing=0.0)(model, batch)
-        assert_close(loss.total, (1 - weight) * said + weight * paths, **CLOSE)
+        assert_close(loss.total, (1 - weight) * decoder_loss + weight * paths, **CLOSE)
     JointCTC()(model, batch).total.backward()
     assert not [name for name, one in model.named_parameters() if one.grad is None]
     # Once trained, it says what decoder and rows agree on.
@@ -195,7 +195,7 @@ def test_joint_loss_is_its_formula_and_trains_encoder_and_decoder(batch):
     )
     spelling = advance_paths(fixed, begin_paths(fixed), batch.decoder_inputs.values)[1]
     mixed = 0.6 * alone.logits.log_softmax(-1) + 0.4 * spelling
-    assert_close(model(batch).logits[told].log_softmax(-1), mixed[told].log_softmax(-1), **CLOSE)
+    assert_close(model(batch).logits[mask].log_softmax(-1), mixed[mask].log_softmax(-1), **CLOSE)
 
 
 @pytest.mark.parametrize(

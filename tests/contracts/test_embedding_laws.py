@@ -1,4 +1,4 @@
-"""Blindness, both sides alike, refusals and learning, for every encoder under every head that gives a vector."""
+"""Embedding models, for every encoder and embedding head: padding, shared encoders, refusals, learning."""
 
 from __future__ import annotations
 
@@ -91,15 +91,15 @@ def test_generation_raises_an_input_error(model, batch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"tokens": {"shared": False}}, "one vocabulary"),
         ({"training": {}}, "cross_entropy reads token logits"),
         ({"model": {"encoder": SMALL["recurrent"], "decoder": SMALL["recurrent"]}}, "contrastive compares vectors"),
     ],
 )
-def test_incompatible_recipes_raise_input_errors(changes, told):
-    with pytest.raises(InputError, match=told):
+def test_incompatible_recipes_raise_input_errors(changes, message):
+    with pytest.raises(InputError, match=message):
         complete_recipe(parse(recipe(SMALL["recurrent"], {"kind": "embedder"}, **changes)))
 
 

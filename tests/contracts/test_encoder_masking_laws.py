@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory, Padded
-from transduce.layers.feed_forward import dilations
+from transduce.layers.convolution import dilations
 from transduce.recipe import parse
 from transduce.recipe.build import build_model, complete_recipe
 
@@ -90,7 +90,7 @@ def test_measured_receptive_field_equals_the_formula(options, rows):
 
 
 def test_receptive_fields_without_end_are_refused():
-    with pytest.raises(InputError, match="see 2,097,"):
+    with pytest.raises(InputError, match="field of 2,097,"):
         encoder_of({**SMALL["convolutional"], "kernel": 2, "dilation": 2, "layers": 21, "causal": True})
     with pytest.raises(InputError, match="no middle row"):
         encoder_of({**SMALL["convolutional"], "kernel": 2})

@@ -47,7 +47,7 @@ def ensemble(request: pytest.FixtureRequest, combination: Combination) -> Ensemb
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removeprefix("test_"))
-def test_law(law, ensemble, batch):
+def test_ensembles_keep_the_laws_of_models(law, ensemble, batch):
     law(ensemble, batch, read(ensemble, batch))
 
 

@@ -1,4 +1,4 @@
-"""Every front: blind to padding and to the others of its batch, as many rows as its grid tells, and it learns."""
+"""Laws of front ends: independence of padding and batch, as many rows as the grid has cells, gradients."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def test_number_of_rows_is_the_size_of_the_grid(case):
     source = batch(shape, LENGTHS)
     rows = front.rows(source)
     assert rows.values.shape == (*rows.mask.shape, front.width)
-    told = [math.prod(front.grid(int(length))) for length in source.mask.sum(1)]
-    assert rows.mask.sum(1).tolist() == told
-    for row, count in zip(rows.mask, told, strict=True):  # real rows first
+    counts = [math.prod(front.grid(int(length))) for length in source.mask.sum(1)]
+    assert rows.mask.sum(1).tolist() == counts
+    for row, count in zip(rows.mask, counts, strict=True):  # real rows first
         assert row[:count].all()
 
 

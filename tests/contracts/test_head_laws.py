@@ -1,4 +1,4 @@
-"""Whole = stepwise, blindness, scores that add up, and learning, for every encoder under every head."""
+"""Laws of encoder-only models: whole = stepwise, independence of padding, scores that add up, learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws 1 to 4, for every model of the registries: whole = stepwise, causality, blindness, attention."""
+"""Laws 1 to 4, for every model of the registries: whole = stepwise, causality, padding and batch, attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several sources in one memory: padding-blind, batch-blind, in the order of the parts, and what may be copied."""
+"""Multi-source encoders: independence of padding and batch, the order of the parts, copying."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_tokens_of_all_text_sources_can_be_copied():
     with torch.no_grad():
         model.decoder.gate.bias.fill_(-50)
         model.decoder.gate.weight.zero_()
-    said = model.advance(torch.ones(1, 1, dtype=torch.long), model.start(batch)).logits[0, 0].softmax(-1)
-    assert [place for place, chance in enumerate(said.tolist()) if chance > 1e-6] == [EOS, 4, 5, 6]
+    probabilities = model.advance(torch.ones(1, 1, dtype=torch.long), model.start(batch)).logits[0, 0].softmax(-1)
+    assert [place for place, chance in enumerate(probabilities.tolist()) if chance > 1e-6] == [EOS, 4, 5, 6]
 
 
 NUMBERED = {"oov_placeholders": 5, "source": {"kind": "words"}, "target": {"kind": "words"}}

@@ -1,4 +1,4 @@
-"""Several pairs in a row are the same pairs: loss, gradient and scores are those of a row for each."""
+"""Packing: loss, gradient and scores of packed pairs equal those of one pair per row."""
 
 from __future__ import annotations
 

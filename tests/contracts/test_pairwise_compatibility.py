@@ -1,4 +1,4 @@
-"""Every pair of parts that goes together, at least once, under the laws; every pair that does not, refused in words.
+"""Pairs of parts: every compatible pair keeps the laws, every other pair is refused with a message.
 
 A row chooses a part for each place of a model. Rows that cover all pairs are found here, greedily and always the same;
 which pairs are impossible follows from the few rules in `allowed`, and recipe/build.py must agree with them.
@@ -154,10 +154,10 @@ def test_incompatible_pairs_raise_input_errors_with_a_remedy(pair):
 
 
 def refused(recipe: dict) -> None:
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as raised:
         complete_recipe(parse(recipe))
-    assert told.value.remedy
-    assert told.value.where
+    assert raised.value.remedy
+    assert raised.value.where
 
 
 def test_compatibility_rules_match_build():

@@ -1,4 +1,4 @@
-"""Every model of the registries, made ready for generation, says what it said before."""
+"""Lowered models of the registries, in every precision: logits and outputs equal those of the modules."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lowered(case: str, batch: Batch) -> Lowered:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_logits_stay(case: str, lowered: Lowered, batch: Batch, precision: Precision) -> None:
+def test_logits_change_by_rounding_alone(case: str, lowered: Lowered, batch: Batch, precision: Precision) -> None:
     if precision == "int8" and any(name in case for name in CHOICES):
         pytest.skip("an attention that chooses one row may choose another after the least rounding")
     with torch.inference_mode():
@@ -76,7 +76,7 @@ def test_projections_are_read_once(lowered: Lowered, batch: Batch) -> None:
     assert len(calls) == len(joint)
 
 
-def test_the_model_given_stays_as_it_is(model: Transducer, lowered: Lowered, batch: Batch) -> None:
+def test_lowering_does_not_change_the_given_model(model: Transducer, lowered: Lowered, batch: Batch) -> None:
     with torch.inference_mode():
         assert torch.equal(model(batch).logits, lowered.before)
 

@@ -78,7 +78,7 @@ def test_beam_one_is_greedy(case, model, batch):
     assert [row[0].ids for row in beam] == [row[0].ids for row in together(case, Greedy())]
 
 
-def test_greedy_is_greedy(case, model, batch):
+def test_greedy_tokens_are_the_most_probable(case, model, batch):
     check_greedy(model, batch, together(case, Greedy()))
 
 
@@ -86,8 +86,8 @@ def test_greedy_is_greedy(case, model, batch):
 def check_greedy(model, batch, found):
     """Against one pass over the whole output, without a cache: every token is the best after those before it."""
     rows = [hypotheses[0].ids for hypotheses in found]
-    said = with_targets(batch, rows).target
-    logits = model.advance(said.values[:, :-1], model.start(batch)).logits
+    outputs = with_targets(batch, rows).target
+    logits = model.advance(outputs.values[:, :-1], model.start(batch)).logits
     logits[..., [0, BOS]] = -torch.inf
     for ids, best in zip(rows, logits.argmax(-1).tolist(), strict=True):
         assert list(ids) == best[: len(ids)]
@@ -95,7 +95,7 @@ def check_greedy(model, batch, found):
         assert ids[-1] == EOS or len(ids) == LONGEST
 
 
-def test_the_same_alone_and_together(case, model, batch):
+def test_outputs_do_not_depend_on_the_batch(case, model, batch):
     """One source alone, and the others in another order."""
     strategy, lonely = strategy_of(case), take_turns(case, range(batch.size), shift=1)
     for rows in ([lonely], [row for row in reversed(range(batch.size)) if row != lonely]):
@@ -157,7 +157,7 @@ def test_a_prefix_is_kept_and_scored(some, batch):
         assert row[0].token_scores == pytest.approx(scores, abs=2e-4)
 
 
-def test_rules(some, batch):
+def test_logits_processors_hold_in_every_output(some, batch):
     no_end = search(some, batch, Greedy(), max_lengths=longest(batch), processors=[MinLength(length=LONGEST)])
     assert all(EOS not in row[0].ids for row in no_end)
     once = search(
@@ -172,7 +172,7 @@ def test_rules(some, batch):
         assert len(seen) == len(set(seen))
 
 
-def test_repetition_penalty_lowers_what_was_said():
+def test_repetition_penalty_lowers_generated_tokens():
     scores = torch.full((1, 8), -1.0)
     changed = RepetitionPenalty(penalty=2.0).apply(scores, torch.tensor([[5, 5, 6]]))
     assert changed.tolist() == [[-1, -1, -1, -1, -1, -2, -2, -1]]

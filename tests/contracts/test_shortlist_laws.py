@@ -1,4 +1,4 @@
-"""A list of tokens changes nothing but what may be said: every model whose scores are those of one output layer."""
+"""Laws of shortlists, for every model with one output layer: scores are renormalised over the list."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def make(decoder: str) -> Transducer:
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("precision", [None, "fp32", "int8"])
 @pytest.mark.parametrize("decoder", LINEAR)
-def test_a_line_says_the_same_alone_and_beside_others(decoder: str, precision: str | None, width: int) -> None:
+def test_outputs_do_not_depend_on_the_batch(decoder: str, precision: str | None, width: int) -> None:
     if precision == "int8" and library() is None:
         pytest.skip("torch's kernels round all rows of a call by one scale")
     model, batch = make(decoder), example_batch(LENGTHS)

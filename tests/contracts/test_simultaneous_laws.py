@@ -147,7 +147,7 @@ def test_the_loss_is_cross_entropy_with_a_large_k_and_has_gradients_with_a_small
     )
 
 
-def test_what_cannot_stream_is_refused():
+def test_models_that_cannot_stream_are_refused():
     model, batch = shared("transformer>transformer"), batch_of()
     with pytest.raises(InputError, match="k = 0"):
         wait_k_search(model, batch, 0, longest(batch))

@@ -1,4 +1,4 @@
-"""Retired words stay out of names, module docstrings and recipes."""
+"""Retired words stay out of names, module docstrings, tests and recipes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "transduce"
 FILES = sorted(SOURCE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # Names of modules that only insiders could guess.
 MODULES = {
@@ -69,6 +70,18 @@ def test_names_and_first_lines_use_the_terms_of_the_field(path: Path) -> None:
     first = (ast.get_docstring(tree_of(path)) or "").partition("\n")[0]
     assert first, "a module opens with a line that names its subject"
     assert not DIALECT.search(first), first
+
+
+RETIRED_TEST_FILES = {"test_drafting_laws", "test_recorded_search", "test_refilling"}
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT / "tests")))
+def test_tests_use_the_terms_of_the_field(path: Path) -> None:
+    assert path.stem not in RETIRED_TEST_FILES
+    assert not NAMES & defined(tree_of(path))
+    if path.name.startswith("test_"):
+        first = (ast.get_docstring(tree_of(path)) or "").partition("\n")[0]
+        assert first, "a file of tests opens with a line that names its subject"
 
 
 def keys_of(value: object) -> set[str]:

@@ -1,4 +1,4 @@
-"""Lines whose places in a search are filled again are answered as in batches, whatever is asked."""
+"""Continuous batching of lines: the outputs of plain batches, with every search option."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import transduce
 from transduce.inference.generation import Searcher
 from transduce.kernels.cuda_graph import SearchGraphs
 
-ASKED: list[dict[str, Any]] = [
+OPTIONS: list[dict[str, Any]] = [
     {},
     {"strategy": "greedy"},
     {"beam": 3, "nbest": 2, "min_length": 3},
@@ -26,15 +26,15 @@ def opened(transformer_run: Path) -> transduce.Model:
 
 
 @pytest.mark.parametrize("prefixed", [False, True], ids=["free", "prefixed"])
-@pytest.mark.parametrize("asked", ASKED, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_lines_are_answered_as_in_batches(
-    opened: transduce.Model, asked: dict[str, Any], prefixed: bool, monkeypatch: pytest.MonkeyPatch
+    opened: transduce.Model, options: dict[str, Any], prefixed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [source for source, _ in colour_pairs(60, seed=4)]
     texts[7:7] = ["", "red"]
-    begun = ["RED"[: number % 4] for number in range(len(texts))] if prefixed else None
-    asked = {**asked, "max_length": 12, "batch_tokens": 256, "prefixes": begun}
-    wanted = opened.generate(texts, **asked)
+    prefixes = ["RED"[: number % 4] for number in range(len(texts))] if prefixed else None
+    options = {**options, "max_length": 12, "batch_tokens": 256, "prefixes": prefixes}
+    wanted = opened.generate(texts, **options)
     searches: list[int] = []
 
     def counted(
@@ -45,7 +45,7 @@ def test_lines_are_answered_as_in_batches(
 
     monkeypatch.setattr(Searcher, "continuous", True)
     monkeypatch.setattr(Searcher, "search_continuously", counted)
-    found = opened.generate(texts, **asked)
+    found = opened.generate(texts, **options)
     assert searches
     for one, other in zip(found, wanted, strict=True):
         assert [rival.text for rival in one.nbest] == [rival.text for rival in other.nbest]

@@ -37,7 +37,7 @@ def test_segments_of_any_text_are_the_text(extension):
         assert "".join(split_sentences(content)) == content
 
 
-def test_what_has_no_words_is_kept():
+def test_segments_without_words_are_kept():
     document = parse_document("Hello there. 12:30! www.example.org 42 🙂 {name}\n", ".txt")
     assert [one.text for one in document.segments if one.translate] == ["Hello there."]
 

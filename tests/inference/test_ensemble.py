@@ -19,7 +19,7 @@ def ensemble(attention_run: Path, bottleneck_run: Path) -> transduce.Model:
     return transduce.load([attention_run, bottleneck_run])
 
 
-def test_a_run_beside_itself_generates_what_it_generates_alone(attention_run, model):
+def test_an_ensemble_of_a_run_with_itself_equals_the_run(attention_run, model):
     for combination in ("mean", "log_linear"):
         twice = transduce.load(f"{attention_run},{attention_run}", combination=combination)
         alone, together = model.generate(LINES, beam=4), twice.generate(LINES, beam=4)
@@ -36,7 +36,7 @@ def test_scores_are_those_of_the_mean_probability(ensemble, attention_run, bottl
 
 
 @pytest.mark.parametrize("precision", ["auto", "fp32", "int8"])
-def test_every_precision(attention_run, bottleneck_run, precision):
+def test_ensembles_generate_in_every_precision(attention_run, bottleneck_run, precision):
     lowered = transduce.load([attention_run, bottleneck_run], precision=precision)
     assert [one.complete for one in lowered.generate(LINES[:2])] == [True, True]
 

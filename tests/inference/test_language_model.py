@@ -85,15 +85,15 @@ def test_training_scores_by_probability_alone(trained: dict[str, TrainingResult]
 
 
 @pytest.mark.parametrize("name", ["running", "limited", "lines"])
-def test_a_beginning_goes_on(name: str, trained: dict[str, TrainingResult]) -> None:
+def test_outputs_continue_their_prompt(name: str, trained: dict[str, TrainingResult]) -> None:
     model = transduce.load(trained[name].run.folder)
     beginnings = ["the cat", "", "the Ω", "a"]
     found = model.generate(beginnings)
     assert len(found) == 4
-    for begun, one in zip(beginnings, found, strict=True):
-        assert one.text.startswith(begun)
+    for prefix, one in zip(beginnings, found, strict=True):
+        assert one.text.startswith(prefix)
         assert one.tokens
-        if begun == "the cat":
+        if prefix == "the cat":
             scored = log_p(model, [BOS, *one.decoded.hypothesis.ids])  # type: ignore[union-attr]
             np.testing.assert_allclose(one.token_scores, scored, atol=1e-4)
     assert len({one.text for one in model.generate([""] * 8)}) > 1  # every line is drawn by itself
@@ -110,7 +110,7 @@ def test_a_beginning_longer_than_the_reach_is_cut_and_kept(trained: dict[str, Tr
     assert len(one.tokens) == 24
 
 
-def test_lines_are_scored_as_they_are(trained: dict[str, TrainingResult], book: Path) -> None:
+def test_scores_of_lines_are_their_log_probabilities(trained: dict[str, TrainingResult], book: Path) -> None:
     model = trained["lines"].model
     texts = ["the cat sat", "", "a"]
     found = model.score([("", text) for text in texts])
@@ -147,7 +147,7 @@ def test_running_text_is_scored_in_one_or_in_passages(
     assert "1 texts" in called.err
 
 
-def test_commands(trained: dict[str, TrainingResult]) -> None:
+def test_commands_accept_a_language_model(trained: dict[str, TrainingResult]) -> None:
     folder = trained["running"].run.folder
     written = call("generate", folder, "-", stdin=b"the cat\n\n")
     assert written.code == 0
@@ -169,7 +169,7 @@ def test_explain_shows_the_look_back(trained: dict[str, TrainingResult]) -> None
     assert np.allclose(np.triu(weights, 1), 0)  # nothing looks ahead
 
 
-def test_nothing_is_generated_where_no_metric_asks(
+def test_nothing_is_generated_unless_a_metric_needs_it(
     trained: dict[str, TrainingResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Model, "generate", lambda *_, **__: pytest.fail("generated"))
@@ -225,7 +225,7 @@ def test_stopped_and_resumed_on_running_text(book: Path, tmp_path: Path) -> None
     assert all(torch.equal(whole[name], halves[name]) for name in whole)
 
 
-def test_without_a_recipe(book: Path) -> None:
+def test_recipe_chosen_for_running_text(book: Path) -> None:
     chosen = resolve(recipe_for(str(book), [], "lm"))
     assert (chosen.data.format, chosen.data.block_size, chosen.model.encoder) == ("text", 128, None)
     assert chosen.generation.strategy == "sample"
@@ -241,7 +241,7 @@ def test_language_models_are_compared(trained: dict[str, TrainingResult], tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"model": {"encoder": RECURRENT, "decoder": RECURRENT}}, "an encoder needs a source"),
         ({"evaluation": {"metrics": ["bleu"]}}, "no source to write one for"),
@@ -252,6 +252,6 @@ def test_language_models_are_compared(trained: dict[str, TrainingResult], tmp_pa
         ({"tokens": {"target": {"kind": "bpe", "dropout": 0.1}}}, "tokenised once"),
     ],
 )
-def test_what_cannot_be(changes: dict[str, Any], told: str, book: Path) -> None:
-    with pytest.raises(InputError, match=told):
+def test_incompatible_settings_are_refused(changes: dict[str, Any], message: str, book: Path) -> None:
+    with pytest.raises(InputError, match=message):
         resolve({**recipe(book, RECURRENT), **changes})

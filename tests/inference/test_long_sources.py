@@ -133,8 +133,8 @@ def test_long_lines_are_generated_in_parts_and_short_ones_as_before(request, run
 def test_prefixes_constraints_and_reranking_of_long_lines(attention_run, model):
     long = "red blue green white " * 3
     options = {"max_source_length": 5, "nbest": 2}
-    begun = model.generate([long], prefixes=["BLUE"], **options)[0]
-    assert begun.text.startswith("BLUE")
+    prefixed = model.generate([long], prefixes=["BLUE"], **options)[0]
+    assert prefixed.text.startswith("BLUE")
     terms = [Constraints(("BLACK", "WHITE WHITE"), ("RED",))]
     text = model.generate([long], constraints=terms, **options)[0].text
     assert "BLACK" in text

@@ -69,10 +69,10 @@ def test_captured_steps_are_keyed_by_suppressed_tokens(
     monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", CPUSearchGraph)
     plain, quick = pair(build(SHAPES["post-norm"]))
     plain.decoder.output.projection.bias.data[EOS] = quick.decoder.output.projection.bias.data[EOS] = 9.0  # type: ignore[union-attr]
-    asked: dict[str, Any] = {"max_lengths": torch.tensor([9, 12, 20]), "processors": (MinLength(length=4),)}
-    graphs, wanted = SearchGraphs(), search(plain, batch := sources(), strategy, **asked)
+    options: dict[str, Any] = {"max_lengths": torch.tensor([9, 12, 20]), "processors": (MinLength(length=4),)}
+    graphs, wanted = SearchGraphs(), search(plain, batch := sources(), strategy, **options)
     for _ in range(2):
-        found = search(quick, batch, strategy, **asked, graphs=graphs)
+        found = search(quick, batch, strategy, **options, graphs=graphs)
         assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in wanted]
     (recording,) = graphs.captured.values()
     assert list(recording.steps) == [(0, 1, EOS), (0, 1)]  # before the least length, and after
@@ -88,9 +88,9 @@ def test_continuous_batching_equals_the_modules(
     monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", CPUSearchGraph)
     plain, quick = pair(build(SHAPES["post-norm"]))
     longest = torch.tensor([9, 12, 40, 3, 20, 6, 14, 2, 5])
-    asked = [SearchRequest(sources(), longest[first : first + 3]) for first in (0, 3, 6)]
-    found = continuous_search(quick, asked, strategy, slots=4, graphs=SearchGraphs() if recorded else None)
-    wanted = [row for one in asked for row in search(plain, one.batch, strategy, max_lengths=one.max_lengths)]
+    requests = [SearchRequest(sources(), longest[first : first + 3]) for first in (0, 3, 6)]
+    found = continuous_search(quick, requests, strategy, slots=4, graphs=SearchGraphs() if recorded else None)
+    wanted = [row for one in requests for row in search(plain, one.batch, strategy, max_lengths=one.max_lengths)]
     assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in wanted]
     assert calls["top_k_tokens"] > 0
 
@@ -136,8 +136,8 @@ def test_gpu_lowering_in_bf16_keeps_exact_positions(shape: str) -> None:
     assert {one.dtype for one in made.parameters()} == {torch.bfloat16}
     place: Any = made.decoder.position  # type: ignore[union-attr]
     assert place.frequencies.dtype == torch.float32  # in bf16 the places from 256 on would fall together
-    asked = torch.arange(200, 203)[None]
-    exact = model.decoder.position.add(torch.zeros(1, 3, WIDTH), asked)  # type: ignore[union-attr]
+    positions = torch.arange(200, 203)[None]
+    exact = model.decoder.position.add(torch.zeros(1, 3, WIDTH), positions)  # type: ignore[union-attr]
     torch.testing.assert_close(backend.tables.positions[200:203].float(), exact[0], atol=5e-3, rtol=0)  # type: ignore[union-attr]
     found = search(made, sources(), Greedy(), max_lengths=torch.tensor([6, 6, 6]))
     assert all(len(row[0].ids) == 6 or row[0].ids[-1] == EOS for row in found)

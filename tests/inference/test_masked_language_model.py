@@ -1,4 +1,4 @@
-"""Damaged text along the whole line: what is refused, what is asked for, what is filled in, what is taken over."""
+"""Masked language models and denoising: refused recipes, loss masks, mask filling, fine-tuning."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_only_masks_are_filled(run):
     rivals = model.generate(["the a sees the <mask>"], nbest=4, beam=4)[0].nbest
     assert len({one.text for one in rivals}) == len(rivals) > 1
     assert [one.score for one in rivals] == sorted((one.score for one in rivals), reverse=True)
-    with pytest.raises(InputError, match="restores damaged text"):
+    with pytest.raises(InputError, match="restores noised text"):
         model.score([("the a", "the a")])
     assert model.explain("the a sees the <mask>").source_tokens[-2:] == [" <mask>", "</s>"]
 
@@ -88,10 +88,10 @@ def test_the_output_layer_is_the_embedding(run):
 
 
 def test_damage_is_another_in_every_epoch_and_the_same_again(tmp_path):
-    settled = complete_recipe(parse(recipe(tmp_path, head={"kind": "mlm"})))
-    tokenizers = train_tokenizers(settled)
-    one, two = (prepare_data(settled, tokenizers) for _ in range(2))
-    batches, again = one.batches(settled, tokenizers), two.batches(settled, tokenizers)
+    completed = complete_recipe(parse(recipe(tmp_path, head={"kind": "mlm"})))
+    tokenizers = train_tokenizers(completed)
+    one, two = (prepare_data(completed, tokenizers) for _ in range(2))
+    batches, again = one.batches(completed, tokenizers), two.batches(completed, tokenizers)
 
     def sources(made, epoch):
         found = {}
@@ -103,7 +103,7 @@ def test_damage_is_another_in_every_epoch_and_the_same_again(tmp_path):
 
     assert sources(batches, 0) == sources(again, 0)
     assert sources(batches, 0) != sources(batches, 1)
-    first, second = ([batch.source.values.tolist() for batch in data.dev_batches(settled)] for data in (one, two))
+    first, second = ([batch.source.values.tolist() for batch in data.dev_batches(completed)] for data in (one, two))
     assert first == second
 
 
@@ -123,7 +123,7 @@ def test_the_encoder_is_taken_over_by_a_classifier(tmp_path, run):
     assert len(event["runs"][0]["loaded"]) == len(origin.network.encoder.state_dict())
 
 
-def test_a_task_takes_tokens_and_encoder_of_the_run_it_begins_from(tmp_path, run):
+def test_fine_tuning_takes_tokenizer_and_encoder_of_the_pretrained_run(tmp_path, run):
     (tmp_path / "pairs.tsv").write_text("".join(f"{line}\t{line.split()[2]}\n" for line in LINES))
     chosen = recipe_for(str(tmp_path / "pairs.tsv"), [f"init.encoder={run}", "model.encoder.dropout=0.2"], "classify")
     assert chosen.model.encoder == {**ENCODER, "cell": "lstm", "dropout": 0.2}
@@ -136,7 +136,7 @@ def test_a_task_takes_tokens_and_encoder_of_the_run_it_begins_from(tmp_path, run
     assert joined.model == load(tmp_path / "both").recipe.model
 
 
-def test_masked_training_goes_on_from_a_masked_run(tmp_path, run):
+def test_masked_training_is_initialised_from_a_masked_run(tmp_path, run):
     """One text, one vocabulary: the one that was lent."""
     content = {**recipe(tmp_path, head={"kind": "mlm"}, tie="target"), "init": {"model": str(run)}}
     (tmp_path / "text.txt").write_text("the zebra sees the a\nthe b sees the zebra\nthe c hears the d\n")
@@ -196,7 +196,7 @@ def test_a_task_without_a_recipe(tmp_path):
         ({"model": {"encoder": ENCODER, "head": {"kind": "mlm"}, "output": "deep"}}, "output: deep is for decoders"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, problem):
+def test_incompatible_recipes_are_refused(change, problem):
     content = {
         "data": {"format": "text", "noise": {"kind": "mask_tokens"}},
         "model": {"encoder": ENCODER, "head": {"kind": "mlm"}},
@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_refused(change, problem):
         complete_recipe(parse(content))
 
 
-def test_damage_of_the_users_own_is_known_as_code():
+def test_noise_of_the_user_counts_as_user_code():
     content = {"data": {"format": "text", "noise": {"kind": "mine:Storm"}}, "model": {"decoder": {"kind": "recurrent"}}}
     assert user_classes(parse(content)) == ["mine:Storm"]
 
@@ -223,10 +223,10 @@ def test_a_token_never_sees_itself(place):
     model, ids = elmo(), [5, 6, 7, 8, 9]
     changed = [*ids[:place], 11, *ids[place + 1 :]]
 
-    def said(row):
+    def outputs(row):
         return model(Batch(Padded.from_rows([[*row, EOS]]), Padded.from_rows([[BOS, *ids, EOS]]))).logits[0]
 
-    before, after = said(ids), said(changed)
+    before, after = outputs(ids), outputs(changed)
     assert_close(before[place], after[place], rtol=0, atol=0)
     others = [other for other in range(5) if other != place]
     assert (before[others] - after[others]).abs().amax(-1).min() > 1e-4  # and all others do see it
@@ -258,10 +258,10 @@ def test_the_directions_never_meet():
 
 
 def test_an_unknown_word_is_not_asked_for(tmp_path):
-    settled = complete_recipe(parse(recipe(tmp_path, head={"kind": "bilm"})))
-    tokenizers = train_tokenizers(settled)
+    completed = complete_recipe(parse(recipe(tmp_path, head={"kind": "bilm"})))
+    tokenizers = train_tokenizers(completed)
     (tmp_path / "text.txt").write_text("".join(f"the zebra sees the {one}\n" for one in "abcd"))
-    data = prepare_data(settled, tokenizers)
-    batch = data.batches(settled, tokenizers).at(DataPosition())
+    data = prepare_data(completed, tokenizers)
+    batch = data.batches(completed, tokenizers).at(DataPosition())
     assert (batch.labels.values == UNK).any()
     assert not (batch.labels.mask & (batch.labels.values == UNK)).any()

@@ -1,4 +1,4 @@
-"""A loaded model in Python: what it says, and that its numbers agree with each other."""
+"""The loaded model in Python: outputs, scores, attention and embeddings agree with each other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def alone(bench: Path, pairs: Path) -> transduce.Model:
 
 
 class TestGenerate:
-    def test_one_prediction_a_text(self, model: transduce.Model) -> None:
+    def test_one_prediction_per_text(self, model: transduce.Model) -> None:
         out = model.generate(["red green", "", "blue red white"], beam=5)
         assert [one.text for one in out] == ["GREEN RED", "", "WHITE RED BLUE"]
         first = out[0]
@@ -85,14 +85,14 @@ class TestGenerate:
         drawn = [model.generate(["red"] * 8, strategy="sample", temperature=4, batch_tokens=n) for n in (1, 4096)]
         assert [one.text for one in drawn[0]] == [one.text for one in drawn[1]]
 
-    def test_prefixes_one_a_line(self, model: transduce.Model) -> None:
+    def test_outputs_begin_with_their_prefixes(self, model: transduce.Model) -> None:
         out = model.generate(["red green", "red green", "red green"], prefixes=["BLUE", "", "WHITE WHITE"])
         assert out[0].text.startswith("BLUE")
         assert out[1].text == "GREEN RED"
         assert out[2].text.startswith("WHITE WHITE")
         assert out[0].score == pytest.approx(model.score([("red green", out[0].text)])[0].score, abs=1e-4)
 
-    def test_lengths(self, model: transduce.Model) -> None:
+    def test_outputs_keep_minimal_and_maximal_lengths(self, model: transduce.Model) -> None:
         (short,) = model.generate(["red green blue white"], max_length=2)
         assert not short.complete
         assert len(short.tokens) == 2
@@ -102,7 +102,7 @@ class TestGenerate:
         (long,) = model.generate(["red green"], min_length=7)
         assert len(long.tokens) >= 8
 
-    def test_what_is_refused(self, model: transduce.Model) -> None:
+    def test_wrong_arguments_are_refused(self, model: transduce.Model) -> None:
         for texts in ("red green", ["red", None], ["r\ud800d"]):
             with pytest.raises(transduce.InputError):
                 model.generate(texts)  # type: ignore[arg-type]
@@ -130,7 +130,9 @@ class TestGenerate:
 
 class TestAttention:
     @pytest.mark.parametrize(("name", "layers", "heads"), [("model", 1, 1), ("transformer", 1, 2), ("alone", 2, 2)])
-    def test_shapes_and_sums(self, request: pytest.FixtureRequest, name: str, layers: int, heads: int) -> None:
+    def test_attention_shapes_and_row_sums(
+        self, request: pytest.FixtureRequest, name: str, layers: int, heads: int
+    ) -> None:
         for one in request.getfixturevalue(name).generate(["red green", "blue", "white red black x"], max_length=9):
             explained, weights = one.explanation, one.attention
             assert explained is not None
@@ -155,7 +157,7 @@ class TestAttention:
         assert one.explanation is not None
         assert one.explanation.output == one.text
 
-    def test_it_follows_the_path_that_won(self, model: transduce.Model) -> None:
+    def test_scores_are_those_of_the_best_hypothesis(self, model: transduce.Model) -> None:
         """The same numbers as a fresh reading of the very ids that came out."""
         (one,) = model.generate(["red green blue"], beam=5)
         source = torch.tensor([[*model.source.encode("red green blue").ids, EOS]])
@@ -183,7 +185,7 @@ class TestLogits:
                 together[number], model.logits(source=row[None], target=target[:1])[0], atol=1e-4, rtol=1e-4
             )
 
-    def test_a_decoder_alone_needs_no_source(self, alone: transduce.Model) -> None:
+    def test_a_decoder_only_model_needs_no_source(self, alone: transduce.Model) -> None:
         assert alone.logits(target=torch.tensor([[BOS, 4]])).shape == (1, 2, alone.target.size)
 
 
@@ -191,7 +193,7 @@ class TestEnds:
     """Learned positions end somewhere: sources are cut and flagged there, outputs stop there."""
 
     @pytest.mark.parametrize("name", ["transformer", "alone"])
-    def test_over_long_lines(self, request: pytest.FixtureRequest, name: str) -> None:
+    def test_long_lines_are_truncated_at_the_last_position(self, request: pytest.FixtureRequest, name: str) -> None:
         long = "red green blue " * 60
         options = {
             "max_source_length": 2000,
@@ -222,7 +224,7 @@ class TestLoad:
 
 
 class TestReread:
-    def test_many_at_once_are_as_one_by_one(
+    def test_batched_explanations_equal_single_ones(
         self, model: transduce.Model, transformer: transduce.Model, alone: transduce.Model
     ) -> None:
         texts = ["red green blue", "", "blue", "white red red green black"]
@@ -251,5 +253,5 @@ def test_alternatives_are_the_outputs_after_each_probable_token(model: transduce
     assert found[0].text == model.generate([text], prefixes=[prefix], strategy="greedy")[0].text
     rest = 1 - sum(math.exp(score) for score in scores)
     assert rest <= (model.target.size - 3) * math.exp(scores[-1])  # no other token is more probable
-    with pytest.raises(InputError, match="one source"):
+    with pytest.raises(InputError, match="need a source"):
         model.alternatives(" ")

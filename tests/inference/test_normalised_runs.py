@@ -62,7 +62,7 @@ def test_a_bundle_keeps_the_normalisation(run, tmp_path):
     assert loaded.generate(WORDS[:3])[0].text == transduce.load(run).generate(WORDS[:3])[0].text
 
 
-def test_the_transformers_library_cannot_undo_it(tmp_path):
+def test_export_to_transformers_is_refused_where_it_cannot_undo_the_normalisation(tmp_path):
     tokenizer = Tokenizer.train(WORDS, "chars", 100, normalisation=("nfd",))
     with pytest.raises(InputError, match="the normalisation nfd is undone in the output"):
         write_tokenizer(tmp_path, tokenizer, None, source_eos=True, max_length=9)  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ def test_8_bit_products_differ_by_their_rounding_only(rows: int, width: int, out
 
 
 @given(rows=st.integers(1, 9), width=st.integers(1, 70), outputs=st.integers(1, 40), bias=st.booleans())
-def test_packed_matrices(rows: int, width: int, outputs: int, bias: bool) -> None:
+def test_packed_matrices_equal_linear_layers(rows: int, width: int, outputs: int, bias: bool) -> None:
     layer, values = nn.Linear(width, outputs, bias=bias), torch.randn(rows, 2, width)
     with torch.inference_mode():
         wanted = layer(values)
@@ -101,7 +101,7 @@ def test_on_the_command_line(command: Command, attention_run: Path) -> None:
     assert "Traceback" not in wrong.err
 
 
-def test_what_is_packed_learns_no_more(model: transduce.Model) -> None:
+def test_packed_weights_have_no_gradients(model: transduce.Model) -> None:
     assert not any(part.requires_grad for part in lower_network(model.network, "int8").parameters())
 
 

@@ -112,5 +112,5 @@ def test_protect_on_the_command_line(command, attention_run, tmp_path):
 def test_labels_have_no_protected_spans(model, monkeypatch):
     parts = model.recipe.model.model_copy(update={"decoder": None})
     monkeypatch.setattr(model, "recipe", model.recipe.model_copy(update={"model": parts}))
-    with pytest.raises(InputError, match="writes text for a text"):
+    with pytest.raises(InputError, match="reads and generates text"):
         model.generate(["red"], protect=KINDS)

@@ -1,4 +1,4 @@
-"""A run in 8 bits: smaller, says what the packed network says, stays as it is, and refuses to learn."""
+"""Runs quantised to int8: size, outputs equal to the packed network, round trips, no training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_quarter_of_the_size(runs: tuple[Path, Path]) -> None:
     assert weights_file(small).stat().st_size < 0.45 * weights_file(plain).stat().st_size
 
 
-def test_it_says_what_the_packed_network_says(runs: tuple[Path, Path]) -> None:
+def test_outputs_equal_those_of_the_packed_network(runs: tuple[Path, Path]) -> None:
     plain, small = (transduce.load(run, precision="int8") for run in runs)
     pairs = [(text, text.upper()) for text in TEXTS]
     for one, other in zip(plain.score(pairs), small.score(pairs), strict=True):
@@ -77,18 +77,18 @@ def test_no_weight_moves_by_more_than_half_a_step(seed: int, rows: int, columns:
     assert bool((moved <= 0.5001 * quantise_rows(layer.weight).scales[:, None]).all())
 
 
-def test_it_learns_no_more(runs: tuple[Path, Path], pairs: Path, tmp_path: Path) -> None:
+def test_a_quantised_run_cannot_be_trained(runs: tuple[Path, Path], pairs: Path, tmp_path: Path) -> None:
     content = settings(pairs, MODELS["tied"], "words")
-    with pytest.raises(InputError, match="learns no more"):
+    with pytest.raises(InputError, match="cannot be trained"):
         train({**content, "init": {"model": str(runs[1])}}, tmp_path / "new")
-    with pytest.raises(InputError, match="learns no more"):
+    with pytest.raises(InputError, match="cannot be trained"):
         train(content, runs[1], resume=True)
-    with pytest.raises(InputError, match="8 bits already"):
+    with pytest.raises(InputError, match="already quantised"):
         quantise(runs[1], tmp_path / "twice", transduce.load(runs[1]).network)
     with pytest.raises(InputError, match="already a run here"):
         quantise(runs[0], runs[1], transduce.load(runs[0]).network)
 
 
-def test_the_command(runs: tuple[Path, Path], command: Command, tmp_path: Path) -> None:
+def test_quantise_command(runs: tuple[Path, Path], command: Command, tmp_path: Path) -> None:
     assert command("quantise", runs[0], tmp_path / "small").code == 0
     assert Run(tmp_path / "small").recipe().model.weight_dtype == "int8"

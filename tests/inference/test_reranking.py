@@ -144,7 +144,7 @@ def test_the_noisy_channel_sorts_by_the_sum_of_its_scores(model, tmp_path):
         ranked = sorted(before.nbest, key=total, reverse=True)
         assert [one.text for one in after.nbest] == [one.text for one in ranked]
         assert after.text == ranked[0].text
-    with pytest.raises(InputError, match="no language model"):
+    with pytest.raises(InputError, match="not a language model"):
         rerank_noisy_channel(plain, language_model=reverse)
 
 

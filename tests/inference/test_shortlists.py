@@ -1,4 +1,4 @@
-"""Lists of the tokens that a source may need: made from a run, kept in a file, used by commands and in Python."""
+"""Shortlists: estimation, files, the command, Python."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_whole_vocabulary_prefixes_and_rules(model: transduce.Model) -> None:
     )
     none = Shortlist(every.likeliest, every.always[:4], size, prints)
     green = model.target.encode("GREEN").ids[0]
-    asked: list[dict[str, Any]] = [
+    choices: list[dict[str, Any]] = [
         {},
         {"suppress": (green,)},
         {"forced_bos": green},
@@ -78,18 +78,18 @@ def test_whole_vocabulary_prefixes_and_rules(model: transduce.Model) -> None:
         {"strategy": "sample", "seed": 4},
         {"no_repeat_ngram": 1},
     ]
-    for settings in asked:
+    for settings in choices:
         plain, listed = (model.generate(LINES, shortlist=one, **settings) for one in (None, every))
         assert [one.tokens for one in plain] == [one.tokens for one in listed]
         assert [one.token_scores for one in listed] == [pytest.approx(one.token_scores, abs=1e-4) for one in plain]
     # What a line is given to say, it says, though it is on no list.
-    begun = model.generate(["red"], shortlist=none, prefixes=["GREEN BLACK"])[0]
-    assert begun.text.startswith("GREEN BLACK")
+    prefixed = model.generate(["red"], shortlist=none, prefixes=["GREEN BLACK"])[0]
+    assert prefixed.text.startswith("GREEN BLACK")
     assert model.generate(["red"], shortlist=none, forced_bos=green)[0].tokens[0] == "GREEN"
     assert model.generate(["red blue"], shortlist=every)[0].attention is not None
 
 
-def test_the_command(attention_run: Path, few: Path, tmp_path: Path, command: Command) -> None:
+def test_shortlist_command(attention_run: Path, few: Path, tmp_path: Path, command: Command) -> None:
     (tmp_path / "lines.txt").write_text("\n".join(LINES[:4]) + "\n")
     plain = command("generate", attention_run, tmp_path / "lines.txt")
     listed = command("generate", attention_run, tmp_path / "lines.txt", "--shortlist", few, "--precision", "int8")
@@ -97,12 +97,12 @@ def test_the_command(attention_run: Path, few: Path, tmp_path: Path, command: Co
     assert listed.out == plain.out
 
 
-def test_what_it_cannot_serve(
+def test_unsupported_searches_are_refused(
     model: transduce.Model, transformer_run: Path, bottleneck_run: Path, few: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="other tokens"):
         transduce.load(transformer_run).generate(["red"], shortlist=Shortlist.load(few))
-    with pytest.raises(InputError, match="draft"):
+    with pytest.raises(InputError, match="speculative decoding"):
         model.generate(["red"], shortlist=Shortlist.load(few), draft=transduce.load(bottleneck_run), strategy="greedy")
     with pytest.raises(InputError, match="no such shortlist"):
         Shortlist.load(tmp_path / "none")
@@ -114,7 +114,7 @@ def test_what_it_cannot_serve(
 @pytest.mark.parametrize("damage", ["beyond", "negative", "kind", "axes", "missing", "unmarked", "specials"])
 def test_a_bad_file_is_told(few: Path, tmp_path: Path, damage: str) -> None:
     made, tensors = Shortlist.load(few), load_file(few)
-    told = {"format": "transduce shortlist 1", "size": str(made.size), "source": "a", "target": "b"}
+    metadata = {"format": "transduce shortlist 1", "size": str(made.size), "source": "a", "target": "b"}
     if damage in ("beyond", "negative"):
         tensors["likeliest"][0, 0] = made.size if damage == "beyond" else -1
     elif damage == "kind":
@@ -124,10 +124,10 @@ def test_a_bad_file_is_told(few: Path, tmp_path: Path, damage: str) -> None:
     elif damage == "missing":
         del tensors["always"]
     elif damage == "unmarked":
-        told = {"size": "9"}
+        metadata = {"size": "9"}
     else:
         tensors["always"] = tensors["always"][1:].clone()
-    save_file(tensors, tmp_path / "bad", told)
+    save_file(tensors, tmp_path / "bad", metadata)
     with pytest.raises(InputError, match="not a shortlist"):
         Shortlist.load(tmp_path / "bad")
 
@@ -137,21 +137,25 @@ def test_translations_are_those_of_the_plain_loop(model: transduce.Model) -> Non
     store = train_store(model.recipe, (model.source, model.target))
     rows, rounds = np.arange(0, 40), 3
     pairs = [([1, *source], target) for source, target in map(store.ids, rows.tolist())]
-    chances: dict[tuple[int, int], float] = {(s, t): 1.0 for source, target in pairs for s in source for t in target}
+    probabilities: dict[tuple[int, int], float] = {
+        (s, t): 1.0 for source, target in pairs for s in source for t in target
+    }
     for _ in range(rounds):
         counts: Counter[tuple[int, int]] = Counter()
         for source, target in pairs:
             for t in target:
-                total = sum(chances[s, t] for s in source)
+                total = sum(probabilities[s, t] for s in source)
                 for s in source:
-                    counts[s, t] += chances[s, t] / total  # type: ignore[assignment]
+                    counts[s, t] += probabilities[s, t] / total  # type: ignore[assignment]
         sums: Counter[int] = Counter()
         for (s, _), count in counts.items():
             sums[s] += count
-        chances = {pair: count / sums[pair[0]] for pair, count in counts.items()}
+        probabilities = {pair: count / sums[pair[0]] for pair, count in counts.items()}
     found = translate(store, rows, model.target.size, rounds)
-    table = dict(zip(zip(found.sources.tolist(), found.targets.tolist(), strict=True), found.chances, strict=True))
-    assert table == pytest.approx(chances)
+    table = dict(
+        zip(zip(found.sources.tolist(), found.targets.tolist(), strict=True), found.probabilities, strict=True)
+    )
+    assert table == pytest.approx(probabilities)
 
 
 def test_stretches_change_nothing(model: transduce.Model, monkeypatch: pytest.MonkeyPatch) -> None:

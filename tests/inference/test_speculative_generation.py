@@ -1,4 +1,4 @@
-"""A quick run that proposes what a better one says: commands and Python give what they gave without it."""
+"""Speculative decoding with a draft run, on the command line and in Python: greedy outputs do not change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transduce.errors import InputError
 LINES = ["red blue green", "blue", "green red", "", "nobody knows this"]
 
 
-def test_the_same_output(attention_run: Path, bottleneck_run: Path) -> None:
+def test_outputs_equal_greedy_search(attention_run: Path, bottleneck_run: Path) -> None:
     model, draft = transduce.load(attention_run), transduce.load(bottleneck_run)
     plain = model.generate(LINES, strategy="greedy")
     for workers in (1, 2):
@@ -23,7 +23,7 @@ def test_the_same_output(attention_run: Path, bottleneck_run: Path) -> None:
         assert [one.score for one in found] == pytest.approx([one.score for one in plain], abs=1e-4)
 
 
-def test_the_command(attention_run: Path, bottleneck_run: Path, tmp_path: Path) -> None:
+def test_generate_command_with_a_draft(attention_run: Path, bottleneck_run: Path, tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("\n".join(LINES) + "\n")
     words = ["generate", str(attention_run), str(tmp_path / "lines.txt"), "--set", "strategy=greedy"]
     plain, drafted = (CliRunner().invoke(app, [*words, *more]) for more in ([], ["--draft", str(bottleneck_run)]))
@@ -31,9 +31,9 @@ def test_the_command(attention_run: Path, bottleneck_run: Path, tmp_path: Path) 
     assert drafted.stdout == plain.stdout
 
 
-def test_what_it_cannot_serve(attention_run: Path, bottleneck_run: Path, transformer_run: Path) -> None:
+def test_unsupported_searches_are_refused(attention_run: Path, bottleneck_run: Path, transformer_run: Path) -> None:
     model, draft = transduce.load(attention_run), transduce.load(bottleneck_run)
-    with pytest.raises(InputError, match="other tokens"):
+    with pytest.raises(InputError, match="another vocabulary"):
         model.generate(LINES, draft=transduce.load(transformer_run), strategy="greedy")
     with pytest.raises(InputError, match="greedy"):
         model.generate(LINES, draft=draft, beam=4)

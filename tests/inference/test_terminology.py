@@ -42,7 +42,7 @@ def test_lines_without_constraints_are_generated_as_ever(model):
 
 
 def test_phrases_that_cannot_be_written_are_refused(model):
-    with pytest.raises(InputError, match="is no phrase"):
+    with pytest.raises(InputError, match="is not a phrase"):
         model.generate(["w1"], constraints=[Constraints((" ",))])
     with pytest.raises(InputError, match="contains a banned phrase"):
         model.generate(["w1"], constraints=[Constraints(("w1 w2",), ("w2",))])

@@ -137,8 +137,8 @@ def test_weights_cast_together_are_used_and_change_nothing(bias: bool, monkeypat
 
 def test_a_packed_batch_launches_only_fused_kernels(launches: Counter[str]) -> None:
     packing, lines = Packing(2, 16, 16), np.array([0, 0, 1])
-    source, said = ([part.values[row][part.mask[row]] for row in range(3)] for part in (BATCH.source, BATCH.labels))
-    sides = ((torch.cat(side).numpy(), np.array(list(map(len, side)))) for side in (source, said))
+    source, outputs = ([part.values[row][part.mask[row]] for row in range(3)] for part in (BATCH.source, BATCH.labels))
+    sides = ((torch.cat(side).numpy(), np.array(list(map(len, side)))) for side in (source, outputs))
     model = model_of(dropout=0.2)
     with captured_pass(), torch.autocast("cpu", torch.bfloat16):
         gradients(model, packing.pack((next(sides), next(sides)), lines))
@@ -173,11 +173,11 @@ def test_dropout_has_the_same_mask_in_both_passes(norm: str) -> None:
         with captured_pass():
             return gradients(model)
 
-    slopes = found()[1:]
-    length, step, losses = float(torch.stack([slope.norm() for slope in slopes]).norm()), 1e-2, []
+    grads = found()[1:]
+    length, step, losses = float(torch.stack([slope.norm() for slope in grads]).norm()), 1e-2, []
     for way in (-1, 2):
         with torch.no_grad():
-            for parameter, slope in zip(model.parameters(), slopes, strict=True):
+            for parameter, slope in zip(model.parameters(), grads, strict=True):
                 parameter.add_(slope, alpha=way * step / length)
         losses.append(float(found()[0]))
     assert (losses[1] - losses[0]) / (2 * step) == pytest.approx(length, rel=1e-2)

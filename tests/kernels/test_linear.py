@@ -84,7 +84,7 @@ def test_which_layers_leave_their_bias_gradient_to_the_reader() -> None:
 
 @pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("parts", [1, 3])
-def test_a_reader_that_knows_nothing_of_it_gets_all_gradients(parts: int) -> None:
+def test_gradients_are_complete_for_plain_readers_of_the_output(parts: int) -> None:
     layers, x = [nn.Linear(8, WIDTH) for _ in range(parts)], torch.randn(2, 5, 8, requires_grad=True)
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
     inputs = [x, *weights, *biases]

@@ -98,14 +98,14 @@ def test_a_hanging_compiler_is_killed_and_reported(step: str, monkeypatch: pytes
     monkeypatch.setattr(libraries, "VERSION_SECONDS" if step == "--version" else "COMPILE_SECONDS", 0.5)
     wait = subprocess.Popen.communicate
 
-    def begun(process: subprocess.Popen[str], *arguments: Any, **options: Any) -> Any:
+    def communicate(process: subprocess.Popen[str], *arguments: Any, **options: Any) -> Any:
         """The time begins when the compiler hangs, however slow this machine is."""
         hangs = ("-o" not in process.args) == (step == "--version")
         while hangs and not (tmp_path / "children").exists():
             time.sleep(0.01)
         return wait(process, *arguments, **options)
 
-    monkeypatch.setattr(subprocess.Popen, "communicate", begun)
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
     with pytest.warns(UserWarning, match=r"did not finish in 0\.5 seconds"):
         assert libraries.library() is None
     (child,) = (tmp_path / "children").read_text().split()  # one set of flags is tried, not four

@@ -99,9 +99,9 @@ def test_add_norm_adds_the_gradients_of_two_readers(name: str, given: tuple[bool
         (fused_post_norm(norm, values, changes, 0.0), (norm(total),) * 2),
     ):
         near(found, wanted)
-        asked = [number for number, so in enumerate(given) if so]
+        chosen = [number for number, so in enumerate(given) if so]
         ours, theirs = (
-            torch.autograd.grad([made[x] for x in asked], inputs, [grads[x] for x in asked], True, allow_unused=True)
+            torch.autograd.grad([made[x] for x in chosen], inputs, [grads[x] for x in chosen], True, allow_unused=True)
             for made in (found, wanted)
         )
         near(ours, theirs)
@@ -350,8 +350,8 @@ def test_attention_of_a_fully_masked_source_is_zero(causal: bool) -> None:
 def test_gradients_of_joint_projections_are_adjacent() -> None:
     for count in (3, 2):
         parts = heads_of(2, 6, 2, 16, NARROW, parts=count)
-        asked = parts if count == 3 else heads_of(2, 4, 2, 16, NARROW) + parts
-        made = attend(asked[0], asked[1], asked[2], None, 0.3, False)
+        inputs = parts if count == 3 else heads_of(2, 4, 2, 16, NARROW) + parts
+        made = attend(inputs[0], inputs[1], inputs[2], None, 0.3, False)
         found = torch.autograd.grad(made, parts, torch.ones_like(made))
         places = [one.data_ptr() - found[0].data_ptr() for one in found]
         assert places == [number * 2 * 16 * 2 for number in range(count)]

@@ -119,7 +119,7 @@ def test_custom_modality_trains_and_explains(folder: Path) -> None:
     names = [str(folder / "data" / f"{number}.num") for number in range(40)]
     right = dict(line.split("\t") for line in (folder / "data" / "pairs.tsv").read_text().splitlines())
     outputs = [one.text for one in model.generate(names)]
-    assert np.mean([said == right[Path(name).name] for said, name in zip(outputs, names, strict=True)]) > 0.9
+    assert np.mean([generated == right[Path(name).name] for generated, name in zip(outputs, names, strict=True)]) > 0.9
     explained = model.explain(names[3])
     numbers = json.loads(Path(names[3]).read_text())
     assert list(explained.source_tokens) == [f"{number:g}" for number in numbers]
@@ -138,10 +138,11 @@ def test_run_with_custom_code_reports_it(folder: Path) -> None:
 
 
 def perceived(folder: Path, **options: object):
-    settled = build.complete_recipe(parse(recipe(folder, sources={"rows": {"kind": "own.py:Numbers", **options}})))
+    completed = build.complete_recipe(parse(recipe(folder, sources={"rows": {"kind": "own.py:Numbers", **options}})))
     target = Tokenizer.train(["up down"], "words", 10)
-    source = build.build_modality_source(settled, target)
-    return source, build_store(settled.data.train, source, target, Filters(), settled.data.invalid, folder / "cache")
+    source = build.build_modality_source(completed, target)
+    data = completed.data
+    return source, build_store(data.train, source, target, Filters(), data.invalid, folder / "cache")
 
 
 def test_every_file_is_read_once_and_stored_exactly(folder: Path) -> None:
@@ -191,18 +192,18 @@ def test_unreadable_files_are_reported_or_counted(folder: Path, content: str | N
     (folder / "data" / "pairs.tsv").write_text(lines + "bad.num\tup\n")
     if content is not None:
         (folder / "data" / "bad.num").write_text(content)
-    settled = build.complete_recipe(parse(recipe(folder)))
+    completed = build.complete_recipe(parse(recipe(folder)))
     target = Tokenizer.train(["up down"], "words", 10)
-    source = build.build_modality_source(settled, target)
+    source = build.build_modality_source(completed, target)
     with pytest.raises(InputError, match=rf"pairs.tsv:91.*{reason}"):
-        build_store(settled.data.train, source, target, Filters(), "error", folder / "cache")
-    store = build_store(settled.data.train, source, target, Filters(), "drop", folder / "cache")
+        build_store(completed.data.train, source, target, Filters(), "error", folder / "cache")
+    store = build_store(completed.data.train, source, target, Filters(), "drop", folder / "cache")
     assert store.report.dropped == {reason: 1}
     assert store.report.first[reason] == (0, 91)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"encoder": {"kind": "recurrent"}}, "needs a front"),
         ({"encoder": None}, "sources need an encoder"),
@@ -212,12 +213,12 @@ def test_unreadable_files_are_reported_or_counted(folder: Path, content: str | N
         ({"tie": "all"}, "text on both sides"),
     ],
 )
-def test_incompatible_recipes_are_reported(folder: Path, change: dict, told: str) -> None:
+def test_incompatible_recipes_are_reported(folder: Path, change: dict, message: str) -> None:
     content = recipe(folder)
     content["tokens"]["shared"] = "tie" in change or change == {"encoder": None}
     content["tokens"]["source"] = {"kind": "words"}
     content["model"].update(change)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         build.complete_recipe(parse(content))
 
 

@@ -104,9 +104,9 @@ def test_unreadable_videos_are_refused(name, content, reason, tmp_path):
         (tmp_path / name).mkdir()
     elif content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UnreadableError) as told:
+    with pytest.raises(UnreadableError) as message:
         read_video(tmp_path / name, 4)
-    assert told.value.reason == reason
+    assert message.value.reason == reason
 
 
 def test_missing_library_names_its_extra(tmp_path, monkeypatch):

@@ -73,7 +73,9 @@ def test_minimum_risk_equals_its_formula(kind: str, cost: str, sharpness: float,
     loss = objective(model, batch)
     risk = nll = 0.0
     for row in range(batch.size):
-        ids = [one for one, owner in zip(candidates.ids, candidates.owners.tolist(), strict=True) if owner == row]
+        ids = [
+            one for one, source in zip(candidates.ids, candidates.source_index.tolist(), strict=True) if source == row
+        ]
         gold = ids[0]
         assert len(set(ids)) == len(ids) > 1
         assert list(gold) == batch.labels.values[row][batch.labels.mask[row]].tolist()
@@ -105,7 +107,8 @@ def test_samples_do_not_depend_on_other_rows() -> None:
     together = objective._candidates(model, batch)
     torch.manual_seed(1)
     alone = objective._candidates(model, batch.select(torch.tensor([4])))
-    assert alone.ids == [one for one, owner in zip(together.ids, together.owners.tolist(), strict=True) if owner == 4]
+    pairs = zip(together.ids, together.source_index.tolist(), strict=True)
+    assert alone.ids == [ids for ids, source in pairs if source == 4]
 
 
 def test_training_reduces_the_risk() -> None:

@@ -92,8 +92,8 @@ def test_every_objective_trains_from_a_recipe(kind: str, pairs: Path, teacher: T
     assert saved["kind"] == kind
     assert saved.keys() == {"kind", *options(OBJECTIVES[kind])}  # every option is written down
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    told = next(line for line in lines if line["kind"] == "update")
-    assert set(OBJECTIVES[kind].parts) <= told.keys()
+    entry = next(line for line in lines if line["kind"] == "update")
+    assert set(OBJECTIVES[kind].parts) <= entry.keys()
 
 
 def test_pairs_without_a_gold_similarity_are_refused(pairs: Path, tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_the_teacher_path_is_stored_as_an_absolute_path(
     pairs: Path, teacher: TrainingResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(teacher.run.folder.parent)
-    settled = resolve(recipe(pairs, {"kind": "distillation", "teacher": "run"}))
-    assert settled.training.objective["teacher"] == str(teacher.run.folder)
+    completed = resolve(recipe(pairs, {"kind": "distillation", "teacher": "run"}))
+    assert completed.training.objective["teacher"] == str(teacher.run.folder)
 
 
 def test_resume_with_another_objective_is_refused(pairs: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_recipe_options_are_passed_to_the_objective() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "problem"),
     [
         ({"kind": "rdrop"}, "did you mean 'r_drop'"),
         ({"label_smothing": 0.1}, "did you mean 'label_smoothing'"),
@@ -180,8 +180,8 @@ def test_recipe_options_are_passed_to_the_objective() -> None:
         ({"kind": 3}, "kind"),
     ],
 )
-def test_invalid_options_are_named(spec: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_invalid_options_are_named(spec: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
         build.complete_recipe(parse({"model": {"encoder": PART, "decoder": PART}, "training": {"objective": spec}}))
 
 
@@ -189,6 +189,6 @@ def test_an_objective_from_a_user_file(pairs: Path, tmp_path: Path, monkeypatch:
     (tmp_path / "mine.py").write_text(OWN, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     train(recipe(pairs, {"kind": "mine:Louder"}), tmp_path / "run")
-    with pytest.raises(InputError, match="code of its own"):
+    with pytest.raises(InputError, match="code of the user"):
         transduce.load(tmp_path / "run")  # completing its recipe would run that code
     assert transduce.load(tmp_path / "run", trust_user_code=True).generate(["aeh"])

@@ -159,7 +159,7 @@ def test_r_drop_needs_dropout() -> None:
     torch.testing.assert_close(RDrop()(plain, batch).total, CrossEntropy()(plain, batch).total)
 
 
-class Recorder(nn.Module):
+class InputRecorder(nn.Module):
     """Calls a model and records its inputs."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -177,17 +177,17 @@ class Recorder(nn.Module):
 
 @pytest.mark.parametrize("kind", sorted(PARTS))
 def test_scheduled_sampling_feeds_back_predictions(kind: str) -> None:
-    model, batch = Recorder(built(kind)), TinyBatches(5).at(DataPosition())
+    model, batch = InputRecorder(built(kind)), TinyBatches(5).at(DataPosition())
     loss = ScheduledSampling(rate=1.0, label_smoothing=0.0)(model, batch)
     first, second = model.given
     assert model.learned == [False, True]
     logits = model.model(batch).logits.detach()
     logits[..., [PAD, BOS, EOS]] = -torch.inf
-    said = logits.argmax(-1)
+    predicted = logits.argmax(-1)
     read = second.decoder_inputs.values
     assert (read[:, 0] == BOS).all()
     inside = batch.labels.mask[:, 1:]
-    assert torch.equal(read[:, 1:][inside], said[:, :-1][inside])
+    assert torch.equal(read[:, 1:][inside], predicted[:, :-1][inside])
     assert torch.equal(second.labels.mask, batch.labels.mask)
     assert first is batch
     # The gold is what it was: the loss is that of the original target after the mixed inputs.
@@ -200,7 +200,7 @@ def test_scheduled_sampling_replaces_tokens_at_its_rate() -> None:
     batch = TinyBatches(200).at(DataPosition())
     assert batch.target is not None
     for rate in (0.0, 0.3, 1.0):
-        model = Recorder(TinyModel())
+        model = InputRecorder(TinyModel())
         torch.manual_seed(1)
         ScheduledSampling(rate=rate, choice="sample")(model, batch)
         changed = (model.given[1].labels.values != batch.labels.values)[batch.labels.mask].float().mean()

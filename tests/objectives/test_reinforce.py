@@ -250,9 +250,9 @@ REFUSED = [
 @pytest.mark.parametrize(("decoder", "objective", "more", "words"), REFUSED)
 def test_unsuitable_recipes_are_refused(decoder, objective, more, words):
     model = {"encoder": {"kind": "recurrent"}, "decoder": {"kind": "recurrent", **decoder}, **more}
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as message:
         complete_recipe(parse({"tokens": {"shared": True}, "model": model, "training": {"objective": objective}}))
-    assert words in str(told.value)
+    assert words in str(message.value)
 
 
 def pairs(count: int, draw: random.Random) -> list[list[int]]:
@@ -339,11 +339,11 @@ def test_a_resumed_reinforce_run_equals_an_uninterrupted_one(tmp_path):
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not hasattr(straight.model.network, "auxiliary")
-    (said,) = straight.model.generate(["a b c"])
-    assert set(said.attention.flatten().tolist()) == {0.0, 1.0}
+    (prediction,) = straight.model.generate(["a b c"])
+    assert set(prediction.attention.flatten().tolist()) == {0.0, 1.0}
     (loaded,) = load(tmp_path / "straight").generate(["a b c"])
-    assert loaded.text == said.text
-    assert loaded.token_scores == pytest.approx(said.token_scores, abs=1e-5)
+    assert loaded.text == prediction.text
+    assert loaded.token_scores == pytest.approx(prediction.token_scores, abs=1e-5)
 
 
 def train_weights(folder) -> dict[str, torch.Tensor]:

@@ -178,7 +178,7 @@ def test_word_vector_files_are_read_with_and_without_a_header(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("a 1 2\nb 1\n", "1 numbers, and 2 are expected"),
         ("a 1 x\n", "could not convert"),
@@ -186,9 +186,9 @@ def test_word_vector_files_are_read_with_and_without_a_header(tmp_path: Path) ->
         ("", "has no vectors"),
     ],
 )
-def test_damaged_word_vector_files_are_refused(content: str, told: str, tmp_path: Path) -> None:
+def test_damaged_word_vector_files_are_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_text(content)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         read_word_vectors(tmp_path / "bad.txt")
     with pytest.raises(InputError, match="cannot be read"):
         read_word_vectors(tmp_path / "missing.txt")

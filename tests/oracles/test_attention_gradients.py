@@ -47,13 +47,13 @@ def test_score_gradients_against_finite_differences(kind):
             super().__init__()
             self.score = score
 
-        def forward(self, query, memory, *told):
-            return self.score.stateful_forward(query, self.score.keys(memory), dict(zip(past, told, strict=True)))
+        def forward(self, query, memory, *history):
+            return self.score.stateful_forward(query, self.score.keys(memory), dict(zip(past, history, strict=True)))
 
     def run(query, memory, *rest):
-        told, chosen = rest[: len(past)], rest[len(past) :]
+        history, chosen = rest[: len(past)], rest[len(past) :]
         replaced = {f"score.{name}": weight for name, weight in zip(names, chosen, strict=True)}
-        return functional_call(Whole(), replaced, (query, memory, *told))
+        return functional_call(Whole(), replaced, (query, memory, *history))
 
     assert torch.autograd.gradcheck(run, (query, memory, *past.values(), *weights))
     assert score.stateful == bool(past)

@@ -33,8 +33,9 @@ def test_score_gradients(kind):
     assert torch.autograd.gradcheck(lambda q, m: score(q, score.keys(m)), (query, memory))
     if score.stateful:
         (name,) = score.start(torch.ones(2, 5, dtype=torch.bool))
-        told = (query, memory, torch.rand(2, 3, 5, dtype=torch.double, requires_grad=True))
-        assert torch.autograd.gradcheck(lambda q, m, past: score.stateful_forward(q, score.keys(m), {name: past}), told)
+        inputs = (query, memory, torch.rand(2, 3, 5, dtype=torch.double, requires_grad=True))
+        function = lambda q, m, past: score.stateful_forward(q, score.keys(m), {name: past})  # noqa: E731
+        assert torch.autograd.gradcheck(function, inputs)
 
 
 @pytest.mark.parametrize("kind", SMOOTH)

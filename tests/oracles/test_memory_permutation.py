@@ -1,4 +1,4 @@
-"""A memory is a set: rows in another order take their weights with them and leave every output as it was."""
+"""Permutation of the memory: attention weights are permuted, outputs do not change."""
 
 from __future__ import annotations
 

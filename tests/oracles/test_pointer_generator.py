@@ -1,4 +1,4 @@
-"""A copying decoder against a direct, unvectorised computation of the mixture, and what it refuses."""
+"""Pointer-generator against a direct, unvectorised computation of the mixture; refused models."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_copy_distribution_is_the_mixture(encoder, decoder, copying):
             looks = heads.mean(0) if "head" not in copying else heads[copying["head"]]
             sum_of_all = sum(math.exp(float(x)) for x in plain.logits[row, place])
             for word in range(SIZE):
-                said = math.exp(float(plain.logits[row, place, word])) / sum_of_all
+                generated = math.exp(float(plain.logits[row, place, word])) / sum_of_all
                 copied = sum(float(looks[s]) for s, token in enumerate(source) if token == word)
-                wanted = math.log(gate * said + (1 - gate) * copied)
+                wanted = math.log(gate * generated + (1 - gate) * copied)
                 assert float(step.logits[row, place, word]) == pytest.approx(wanted, abs=1e-6)
 
 
@@ -148,7 +148,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("encoder", "decoder", "copying", "shared", "words"), REFUSED)
 def test_incompatible_decoders_raise_input_errors(encoder, decoder, copying, shared, words):
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as message:
         complete_recipe(recipe(encoder, decoder, copying, shared))
-    assert words in str(told.value)
-    assert "recipe: model" in str(told.value)
+    assert words in str(message.value)
+    assert "recipe: model" in str(message.value)

@@ -27,13 +27,13 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 @given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 999))
 def test_recall_and_reciprocal_rank_equal_brute_force(queries: int, documents: int, seed: int) -> None:
     chance = random.Random(seed)
-    asked, found = random_vectors(seed, queries, 5), random_vectors(seed + 1, documents, 5)
+    query_vectors, found = random_vectors(seed, queries, 5), random_vectors(seed + 1, documents, 5)
     right = [chance.sample(range(documents), chance.randint(1, min(3, documents))) for _ in range(queries)]
     places = []
     for row, answers in enumerate(right):
-        order = sorted(range(documents), key=lambda one: -cosine(asked[row], found[one]))
+        order = sorted(range(documents), key=lambda one: -cosine(query_vectors[row], found[one]))
         places.append(1 + min(map(order.index, answers)))  # among the right ones only the first counts
-    embedded = EmbeddedCorpus(asked, found, right)
+    embedded = EmbeddedCorpus(query_vectors, found, right)
     for metric, direct in (
         (RecallAt1(), [float(place <= 1) for place in places]),
         (RecallAt10(), [float(place <= 10) for place in places]),
@@ -58,12 +58,12 @@ def test_identical_vectors_score_at_chance_level() -> None:
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=30))
 def test_spearman_equals_scipy(pairs: list[tuple[int, int]]) -> None:
     stats = pytest.importorskip("scipy.stats")
-    said, gold = map(list, zip(*pairs, strict=True))
-    assert ranks(np.array(said)) == pytest.approx(stats.rankdata(said))
-    if len(set(said)) > 1 and len(set(gold)) > 1:
+    scores, gold = map(list, zip(*pairs, strict=True))
+    assert ranks(np.array(scores)) == pytest.approx(stats.rankdata(scores))
+    if len(set(scores)) > 1 and len(set(gold)) > 1:
         metric = Spearman()
-        found = metric.value(metric.pair_statistics(said, gold).sum(0))
-        assert found == pytest.approx(100 * stats.spearmanr(said, gold).statistic)
+        found = metric.value(metric.pair_statistics(scores, gold).sum(0))
+        assert found == pytest.approx(100 * stats.spearmanr(scores, gold).statistic)
 
 
 def test_spearman_of_monotonic_and_constant_scores() -> None:

@@ -1,4 +1,4 @@
-"""Attention that depends on its past or on a place: coverage, location, monotonic walks and windows, by hand."""
+"""Stateful attention against plain loops: coverage, location, monotonic attention, windows."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_monotonic_attention_against_its_equation():
             energies = (scores[row] - 0.5).tolist()
             expected = _monotonic_by_hand(energies, mask[row].tolist(), before[row].tolist())
             assert_close(weights[row], torch.tensor(expected, dtype=torch.double))
-        told = (scores, before.requires_grad_())
-        assert torch.autograd.gradcheck(lambda s, b, m=mask: normaliser.stateful_forward(s, m, {"stops": b}), told)
+        arguments = (scores, before.requires_grad_())
+        assert torch.autograd.gradcheck(lambda s, b, m=mask: normaliser.stateful_forward(s, m, {"stops": b}), arguments)
 
 
 def test_monotonic_attention_is_hard_at_inference():

@@ -1,4 +1,4 @@
-"""Steps from which all is taken out that no step waits for, against torch's own cells: values and gradients."""
+"""Stepwise recurrence with projections computed for all steps at once, against torch's cells: values and gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transduce.layers.recurrent import CELLS, STEPS, RecurrentStack, StepLinear, StepwiseRecurrence
+from transduce.kernels.recurrent import StepLinear
+from transduce.layers.recurrent import CELLS, STEPS, RecurrentStack, StepwiseRecurrence
 
 ROWS, STEPS_TAKEN, WIDTH, FED = 3, 5, 6, 4
 EXACT = {"rtol": 0, "atol": 1e-12}

@@ -20,19 +20,19 @@ WIDTH, HEADS, HIDDEN, SIZE = 16, 4, 40, 9
 SIZES = {"layers": 2, "width": WIDTH, "heads": HEADS, "ff_width": HIDDEN, "dropout": 0.0, "position": NoPosition}
 
 
-def copy_attention(own, other: nn.MultiheadAttention) -> None:
+def copy_attention(our_layer, other: nn.MultiheadAttention) -> None:
     with torch.no_grad():
-        for part, layer in zip((0, 1, 2), (own.q_proj, own.k_proj, own.v_proj), strict=True):
+        for part, layer in zip((0, 1, 2), (our_layer.q_proj, our_layer.k_proj, our_layer.v_proj), strict=True):
             rows = slice(part * WIDTH, (part + 1) * WIDTH)
             nn.init.normal_(layer.bias, std=0.1)
             other.in_proj_weight[rows] = layer.weight
             other.in_proj_bias[rows] = layer.bias
-        other.out_proj.load_state_dict(own.out_proj.state_dict())
+        other.out_proj.load_state_dict(our_layer.out_proj.state_dict())
 
 
-def copy_rest(own, other, residuals, norms) -> None:
-    other.linear1.load_state_dict(own.feed_forward.fc1.state_dict())
-    other.linear2.load_state_dict(own.feed_forward.fc2.state_dict())
+def copy_rest(our_layer, other, residuals, norms) -> None:
+    other.linear1.load_state_dict(our_layer.feed_forward.fc1.state_dict())
+    other.linear2.load_state_dict(our_layer.feed_forward.fc2.state_dict())
     for residual, norm in zip(residuals, norms, strict=True):
         nn.init.normal_(residual.norm.weight, 1, 0.1)
         norm.load_state_dict(residual.norm.state_dict())
@@ -57,13 +57,13 @@ def test_transformer_equals_torch(norm, activation):
         2,
         nn.LayerNorm(WIDTH) if first else None,
     ).eval()
-    for own, other in zip(ours_in.layers, theirs_in.layers, strict=True):
-        copy_attention(own.self_attention, other.self_attn)
-        copy_rest(own, other, own.residuals, (other.norm1, other.norm2))
-    for own, other in zip(ours_out.layers, theirs_out.layers, strict=True):
-        copy_attention(own.self_attention, other.self_attn)
-        copy_attention(own.cross_attention, other.multihead_attn)
-        copy_rest(own, other, own.residuals, (other.norm1, other.norm2, other.norm3))
+    for our_layer, other in zip(ours_in.layers, theirs_in.layers, strict=True):
+        copy_attention(our_layer.self_attention, other.self_attn)
+        copy_rest(our_layer, other, our_layer.residuals, (other.norm1, other.norm2))
+    for our_layer, other in zip(ours_out.layers, theirs_out.layers, strict=True):
+        copy_attention(our_layer.self_attention, other.self_attn)
+        copy_attention(our_layer.cross_attention, other.multihead_attn)
+        copy_rest(our_layer, other, our_layer.residuals, (other.norm1, other.norm2, other.norm3))
 
     source = Padded.from_rows([[5, 6, 7, 2], [4, 2], [8, 8, 2]])
     tokens = torch.tensor([[1, 5, 6], [1, 4, 4], [1, 8, 7]])

@@ -1,4 +1,4 @@
-"""The parts of a Transformer block against loops, against torch.nn and against what they must not know."""
+"""The parts of a Transformer layer against loops and torch.nn; causality."""
 
 from __future__ import annotations
 

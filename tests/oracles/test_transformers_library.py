@@ -25,23 +25,23 @@ TARGET = torch.tensor([[1, 5, 6, 11], [1, 4, 4, 7], [1, 8, 7, 12]])
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def copy(own: nn.Module, other: nn.Module, *, turned: bool = False) -> None:
+def copy(our_part: nn.Module, other: nn.Module, *, turned: bool = False) -> None:
     """Weight and bias of one layer. `turned`: the other keeps its matrix as inputs x outputs."""
     with torch.no_grad():
-        own.weight.copy_(other.weight.T if turned else other.weight)
+        our_part.weight.copy_(other.weight.T if turned else other.weight)
         if getattr(other, "bias", None) is not None:
-            own.bias.copy_(other.bias)
+            our_part.bias.copy_(other.bias)
 
 
 def copy_all(pairs: list[tuple[nn.Module, nn.Module]]) -> None:
-    for own, other in pairs:
-        copy(own, other)
+    for our_part, other in pairs:
+        copy(our_part, other)
 
 
-def copy_embedding(own: Embedding, other: nn.Module, scale: float = math.sqrt(WIDTH)) -> None:
+def copy_embedding(our_part: Embedding, other: nn.Module, scale: float = math.sqrt(WIDTH)) -> None:
     """Our embedding is scaled up on reading; `scale` takes that back where the other is not."""
     with torch.no_grad():
-        own.weight.copy_(other.weight / scale)
+        our_part.weight.copy_(other.weight / scale)
 
 
 def shake(model: nn.Module) -> nn.Module:
@@ -57,11 +57,11 @@ def decode(decoder: TransformerDecoder, memory: Memory) -> torch.Tensor:
     return decoder.eval().advance(TARGET, decoder.start(memory)).logits
 
 
-def copy_marian_layer(own: nn.Module, other: nn.Module) -> None:
-    pairs = [(own.self_attention, other.self_attn)]
+def copy_marian_layer(our_part: nn.Module, other: nn.Module) -> None:
+    pairs = [(our_part.self_attention, other.self_attn)]
     norms = [other.self_attn_layer_norm]
-    if own.cross_attention is not None:
-        pairs.append((own.cross_attention, other.encoder_attn))
+    if our_part.cross_attention is not None:
+        pairs.append((our_part.cross_attention, other.encoder_attn))
         norms.append(other.encoder_attn_layer_norm)
     for mine, theirs in pairs:
         copy_all(
@@ -72,8 +72,8 @@ def copy_marian_layer(own: nn.Module, other: nn.Module) -> None:
                 (mine.out_proj, theirs.out_proj),
             ]
         )
-    copy_all([(own.feed_forward.fc1, other.fc1), (own.feed_forward.fc2, other.fc2)])
-    copy_all([(r.norm, n) for r, n in zip(own.residuals, [*norms, other.final_layer_norm], strict=True)])
+    copy_all([(our_part.feed_forward.fc1, other.fc1), (our_part.feed_forward.fc2, other.fc2)])
+    copy_all([(r.norm, n) for r, n in zip(our_part.residuals, [*norms, other.final_layer_norm], strict=True)])
 
 
 def test_marian():
@@ -92,26 +92,26 @@ def test_marian():
     copy_embedding(embedding, theirs.model.shared, scale=1)
     with torch.no_grad():
         decoder.output.projection.bias.copy_(theirs.final_logits_bias[0])
-        for own, other in ((encoder, theirs.model.encoder), (decoder, theirs.model.decoder)):
-            own.position.embed_positions.weight[:32] = other.embed_positions.weight
-            for mine, layer in zip(own.layers, other.layers, strict=True):
+        for our_part, other in ((encoder, theirs.model.encoder), (decoder, theirs.model.decoder)):
+            our_part.position.embed_positions.weight[:32] = other.embed_positions.weight
+            for mine, layer in zip(our_part.layers, other.layers, strict=True):
                 copy_marian_layer(mine, layer)
         expected = theirs(input_ids=SOURCE.values, attention_mask=SOURCE.mask.long(), decoder_input_ids=TARGET).logits
         assert_close(decode(decoder, encoder(Batch(SOURCE))), expected, **CLOSE)
 
 
-def copy_t5_layer(own: nn.Module, other: nn.Module) -> None:
+def copy_t5_layer(our_part: nn.Module, other: nn.Module) -> None:
     *attentions, feed = other.layer
-    mine = [own.self_attention, *([own.cross_attention] if own.cross_attention is not None else [])]
+    mine = [our_part.self_attention, *([our_part.cross_attention] if our_part.cross_attention is not None else [])]
     names = ["SelfAttention", "EncDecAttention"]
     for attention, layer, name in zip(mine, attentions, names, strict=False):
         theirs = getattr(layer, name)
         copy_all([(attention.q_proj, theirs.q), (attention.k_proj, theirs.k), (attention.v_proj, theirs.v)])
         copy(attention.out_proj, theirs.o)
     dense = feed.DenseReluDense
-    copy_all([(own.feed_forward.fc1, dense.wi_0), (own.feed_forward.fc_gate, dense.wi_1)])
-    copy(own.feed_forward.fc2, dense.wo)
-    copy_all([(r.norm, layer.layer_norm) for r, layer in zip(own.residuals, other.layer, strict=True)])
+    copy_all([(our_part.feed_forward.fc1, dense.wi_0), (our_part.feed_forward.fc_gate, dense.wi_1)])
+    copy(our_part.feed_forward.fc2, dense.wo)
+    copy_all([(r.norm, layer.layer_norm) for r, layer in zip(our_part.residuals, other.layer, strict=True)])
 
 
 def test_t5():
@@ -131,11 +131,14 @@ def test_t5():
     encoder = TransformerEncoder(Embedding(SIZE, WIDTH), position=position, **options).eval()
     decoder = TransformerDecoder(Embedding(SIZE, WIDTH), Output(WIDTH, SIZE), WIDTH, position=position, **options)
     with torch.no_grad():
-        for own, other in ((encoder, theirs.encoder), (decoder, theirs.decoder)):
-            copy_embedding(own.embedding, theirs.shared)
-            copy(own.position.relative_attention_bias, other.block[0].layer[0].SelfAttention.relative_attention_bias)
-            copy(own.final_norm, other.final_layer_norm)
-            for mine, layer in zip(own.layers, other.block, strict=True):
+        for our_part, other in ((encoder, theirs.encoder), (decoder, theirs.decoder)):
+            copy_embedding(our_part.embedding, theirs.shared)
+            copy(
+                our_part.position.relative_attention_bias,
+                other.block[0].layer[0].SelfAttention.relative_attention_bias,
+            )
+            copy(our_part.final_norm, other.final_layer_norm)
+            for mine, layer in zip(our_part.layers, other.block, strict=True):
                 copy_t5_layer(mine, layer)
         copy(decoder.output.projection, theirs.lm_head)
         expected = theirs(input_ids=SOURCE.values, attention_mask=SOURCE.mask.long(), decoder_input_ids=TARGET).logits
@@ -157,16 +160,16 @@ def test_gpt2():
         decoder.output.projection.weight.copy_(theirs.lm_head.weight)
         decoder.position.embed_positions.weight[:32] = theirs.transformer.wpe.weight
         copy(decoder.final_norm, theirs.transformer.ln_f)
-        for own, other in zip(decoder.layers, theirs.transformer.h, strict=True):
-            attention = own.self_attention
+        for our_part, other in zip(decoder.layers, theirs.transformer.h, strict=True):
+            attention = our_part.self_attention
             for number, layer in enumerate((attention.q_proj, attention.k_proj, attention.v_proj)):
                 part = slice(number * WIDTH, (number + 1) * WIDTH)
                 layer.weight.copy_(other.attn.c_attn.weight[:, part].T)
                 layer.bias.copy_(other.attn.c_attn.bias[part])
             copy(attention.out_proj, other.attn.c_proj, turned=True)
-            copy(own.feed_forward.fc1, other.mlp.c_fc, turned=True)
-            copy(own.feed_forward.fc2, other.mlp.c_proj, turned=True)
-            copy_all([(own.residuals[0].norm, other.ln_1), (own.residuals[1].norm, other.ln_2)])
+            copy(our_part.feed_forward.fc1, other.mlp.c_fc, turned=True)
+            copy(our_part.feed_forward.fc2, other.mlp.c_proj, turned=True)
+            copy_all([(our_part.residuals[0].norm, other.ln_1), (our_part.residuals[1].norm, other.ln_2)])
         assert_close(decode(decoder, Memory.empty(3)), theirs(TARGET).logits, **CLOSE)
 
 
@@ -208,8 +211,8 @@ def _llama(theirs: nn.Module, **options: int) -> TransformerDecoder:
     copy_embedding(decoder.embedding, theirs.model.embed_tokens)
     copy(decoder.output.projection, theirs.lm_head)
     copy(decoder.final_norm, theirs.model.norm)
-    for own, other in zip(decoder.layers, theirs.model.layers, strict=True):
-        attention, feed = own.self_attention, own.feed_forward
+    for our_part, other in zip(decoder.layers, theirs.model.layers, strict=True):
+        attention, feed = our_part.self_attention, our_part.feed_forward
         copy_all(
             [
                 (attention.q_proj, other.self_attn.q_proj),
@@ -219,8 +222,8 @@ def _llama(theirs: nn.Module, **options: int) -> TransformerDecoder:
                 (feed.fc1, other.mlp.gate_proj),
                 (feed.fc_gate, other.mlp.up_proj),
                 (feed.fc2, other.mlp.down_proj),
-                (own.residuals[0].norm, other.input_layernorm),
-                (own.residuals[1].norm, other.post_attention_layernorm),
+                (our_part.residuals[0].norm, other.input_layernorm),
+                (our_part.residuals[1].norm, other.post_attention_layernorm),
             ]
         )
     return decoder
@@ -237,18 +240,18 @@ def test_bert_layers():
         Embedding(SIZE, WIDTH), norm="post", activation="gelu", position=NoPosition, **SIZES
     ).eval()
     with torch.no_grad():
-        for own, other in zip(encoder.layers, theirs.encoder.layer, strict=True):
-            attention = own.self_attention
+        for our_part, other in zip(encoder.layers, theirs.encoder.layer, strict=True):
+            attention = our_part.self_attention
             copy_all(
                 [
                     (attention.q_proj, other.attention.self.query),
                     (attention.k_proj, other.attention.self.key),
                     (attention.v_proj, other.attention.self.value),
                     (attention.out_proj, other.attention.output.dense),
-                    (own.residuals[0].norm, other.attention.output.LayerNorm),
-                    (own.feed_forward.fc1, other.intermediate.dense),
-                    (own.feed_forward.fc2, other.output.dense),
-                    (own.residuals[1].norm, other.output.LayerNorm),
+                    (our_part.residuals[0].norm, other.attention.output.LayerNorm),
+                    (our_part.feed_forward.fc1, other.intermediate.dense),
+                    (our_part.feed_forward.fc2, other.output.dense),
+                    (our_part.residuals[1].norm, other.output.LayerNorm),
                 ]
             )
         embedded = theirs.embeddings(input_ids=SOURCE.values)

@@ -64,54 +64,56 @@ def regrouped(weight: torch.Tensor, groups: int) -> torch.Tensor:
     return weight.unflatten(0, (groups, HEADS // groups, HEAD)).transpose(0, 1).flatten(0, 2)
 
 
-def copy_norm(own: nn.Module, other: nn.Module) -> None:
-    nn.init.normal_(own.weight, 1, 0.1)
+def copy_norm(our_layer: nn.Module, other: nn.Module) -> None:
+    nn.init.normal_(our_layer.weight, 1, 0.1)
     scale = other.gamma if hasattr(other, "gamma") else other.g
-    scale.copy_(own.weight - 1)  # theirs is added to 1
+    scale.copy_(our_layer.weight - 1)  # theirs is added to 1
 
 
-def copy_attention(own, other, rotary: bool) -> None:
+def copy_attention(our_layer, other, rotary: bool) -> None:
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-        nn.init.xavier_uniform_(getattr(own, name).weight)
+        nn.init.xavier_uniform_(getattr(our_layer, name).weight)
     turned = paired if rotary else lambda weight, heads: weight
-    other.to_q.weight.copy_(regrouped(turned(own.q_proj.weight, own.heads), own.kv_heads))
-    other.to_k.weight.copy_(turned(own.k_proj.weight, own.kv_heads))
-    other.to_v.weight.copy_(own.v_proj.weight)
-    other.to_out.weight.copy_(regrouped(own.out_proj.weight.T, own.kv_heads).T)
+    other.to_q.weight.copy_(regrouped(turned(our_layer.q_proj.weight, our_layer.heads), our_layer.kv_heads))
+    other.to_k.weight.copy_(turned(our_layer.k_proj.weight, our_layer.kv_heads))
+    other.to_v.weight.copy_(our_layer.v_proj.weight)
+    other.to_out.weight.copy_(regrouped(our_layer.out_proj.weight.T, our_layer.kv_heads).T)
 
 
-def copy_feed_forward(own, other) -> None:
+def copy_feed_forward(our_layer, other) -> None:
     first, last = other.ff[0], other.ff[-1]
-    if own.fc_gate is None:
-        first[0].weight.copy_(own.fc1.weight)
+    if our_layer.fc_gate is None:
+        first[0].weight.copy_(our_layer.fc1.weight)
     else:
-        first.proj.weight.copy_(torch.cat((own.fc_gate.weight, own.fc1.weight)))
+        first.proj.weight.copy_(torch.cat((our_layer.fc_gate.weight, our_layer.fc1.weight)))
         nn.init.zeros_(first.proj.bias)
-    last.weight.copy_(own.fc2.weight)
+    last.weight.copy_(our_layer.fc2.weight)
 
 
 @torch.no_grad()
-def copy(own, other) -> None:
+def copy(our_layer, other) -> None:
     """Our stack's weights into theirs."""
-    kind = type(own.position).__name__
+    kind = type(our_layer.position).__name__
     if kind == "RelativeBias":
-        nn.init.normal_(own.position.relative_attention_bias.weight)
-        other.rel_pos.relative_attention_bias.weight.copy_(own.position.relative_attention_bias.weight / HEAD**0.5)
+        nn.init.normal_(our_layer.position.relative_attention_bias.weight)
+        other.rel_pos.relative_attention_bias.weight.copy_(
+            our_layer.position.relative_attention_bias.weight / HEAD**0.5
+        )
     layers = iter(other.layers)
-    for block in own.layers:
+    for block in our_layer.layers:
         attentions = [(block.self_attention, kind == "Rotary")]
         attentions += (
             [] if block.cross_attention is None else [(block.cross_attention, False)]
         )  # positions speak in self-attention alone
         for residual, part in zip(block.residuals, [*attentions, None], strict=True):
             (before, _, after), layer, _ = next(layers)
-            copy_norm(residual.norm, before if own.final_norm is not None else after)
+            copy_norm(residual.norm, before if our_layer.final_norm is not None else after)
             if part is None:
                 copy_feed_forward(block.feed_forward, layer)
             else:
                 copy_attention(part[0], layer, part[1])
-    if own.final_norm is not None:
-        copy_norm(own.final_norm, other.final_norm)
+    if our_layer.final_norm is not None:
+        copy_norm(our_layer.final_norm, other.final_norm)
 
 
 def stepwise(decoder: TransformerDecoder, tokens: torch.Tensor, memory: Memory) -> torch.Tensor:

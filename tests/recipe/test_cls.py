@@ -67,12 +67,12 @@ def test_both_sides_of_an_embedder_have_cls(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"tokens": {"source": {"cls": True}}, "model": {"encoder": PART, "decoder": PART}}, "encoder with a head"),
         ({"tokens": {"target": {"kind": "labels", "cls": True}}}, "not for `kind: labels`"),
     ],
 )
-def test_cls_elsewhere_is_refused(change, told):
-    with pytest.raises(InputError, match=told):
+def test_cls_elsewhere_is_refused(change, message):
+    with pytest.raises(InputError, match=message):
         complete_recipe(parse({**recipe("pairs.tsv"), **change}))

@@ -1,4 +1,4 @@
-"""Settings on the command line and parts: options of a part written by its name, and a part that changes its kind."""
+"""Overrides of parts: options by name, and a changed kind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_objective_without_a_kind_is_cross_entropy() -> None:
 
 
 @pytest.mark.parametrize("section", ["training.schedule", "training.optimiser", "tokens.source"])
-def test_sections_that_are_no_parts_keep_what_they_have(section: str) -> None:
+def test_overrides_of_other_sections_keep_their_keys(section: str) -> None:
     first, second = section.split(".")
     content = {first: {second: {"kind": "one", "other": 1}}}
     assert override(content, [f"{section}.kind=two"])[first][second] == {"kind": "two", "other": 1}

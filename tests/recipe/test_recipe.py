@@ -1,4 +1,4 @@
-"""Recipes: what is written is what is read, and what is wrong is named."""
+"""Recipes: round trips, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class TestCorpora:
             ({"path": "a.tsv", "weight": 3}, [{"path": "a.tsv", "weight": 3}]),
         ],
     )
-    def test_ways_to_write_them(self, given_: Any, expected: list[dict[str, Any]]) -> None:
+    def test_notations_of_corpora_are_equivalent(self, given_: Any, expected: list[dict[str, Any]]) -> None:
         assert parse({"data": {"train": given_}}) == parse({"data": {"train": expected}})
 
     @pytest.mark.parametrize("wrong", [{}, {"path": "a", "source": "b"}, {"weight": 0, "path": "a"}, 7, [7], [None]])
-    def test_what_is_none(self, wrong: Any) -> None:
+    def test_wrong_corpora_are_refused(self, wrong: Any) -> None:
         with pytest.raises(InputError, match=r"data\.train"):
             parse({"data": {"train": wrong}})
 
@@ -103,7 +103,7 @@ class TestOverride:
             inner = inner[name]
         assert inner == value
 
-    def test_it_touches_nothing_else(self) -> None:
+    def test_overrides_change_only_their_keys(self) -> None:
         content = {"training": {"steps": 1, "seed": 2}}
         changed = override(content, ["training.steps=9", "training.schedule.warmup=3", "training.steps=10"])
         assert changed == {"training": {"steps": 10, "seed": 2, "schedule": {"warmup": 3}}}
@@ -123,7 +123,7 @@ class TestOverride:
             override({}, [".".join("a" * 30_000) + "=1"])
 
     @pytest.mark.parametrize("item", ["steps", "=5", ""])
-    def test_what_is_no_setting(self, item: str) -> None:
+    def test_wrong_overrides_are_refused(self, item: str) -> None:
         with pytest.raises(InputError, match=r"key\.path=value"):
             override({}, [item])
 
@@ -140,16 +140,16 @@ class TestOddValues:
         for name in parents:
             place = place[name]
         place[last] = value
-        told = ""
+        message = ""
         try:
             complete_recipe(parse(content))
         except InputError as error:
-            told = str(error)
-        assert not told or any(name in told for name in (last, *parents[-1:], "width"))
+            message = str(error)
+        assert not message or any(name in message for name in (last, *parents[-1:], "width"))
 
     @profile(deadline=None, max_examples=60)
     @given(content=st.dictionaries(st.sampled_from([*Recipe.model_fields, "x", 3]), ANYTHING, max_size=3))
-    def test_any_mapping(self, content: dict[Any, Any]) -> None:
+    def test_any_mapping_is_a_recipe_or_an_input_error(self, content: dict[Any, Any]) -> None:
         try:
             recipe = parse(content)
         except InputError:
@@ -197,7 +197,7 @@ def test_wrong_values_are_reported_in_plain_words_with_their_key(key: str) -> No
         ("data.format=x", "data.format: this must be one of: 'pairs', 'text' (got 'x')"),
     ],
 )
-def test_wrong_values_name_what_fits(change: str, problem: str) -> None:
+def test_errors_name_the_permitted_values(change: str, problem: str) -> None:
     with pytest.raises(InputError) as caught:
         parse(override({}, [change]))
     assert caught.value.problem == problem

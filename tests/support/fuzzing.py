@@ -68,7 +68,7 @@ def fuzz(
     `cases` is for continuous integration; FUZZ_FACTOR multiplies it. `seconds` and `memory` (bytes beyond what the
     process has) limit one case.
     """
-    first, count = int(os.environ.get("FUZZ_SEED", "0")), math.ceil(cases * float(os.environ.get("FUZZ_FACTOR", "1")))
+    first, count = int(os.environ.get("FUZZ_SEED", "0")), number_of(cases)
     outcomes: Counter[str] = Counter()
     failures: list[Failure] = []
     began = time.monotonic()
@@ -77,22 +77,33 @@ def fuzz(
         outcomes[outcome] += 1
         if outcome in FAILURES:
             failures.append(Failure(seed, outcome, detail))
-    record = {
-        "name": name,
-        "subject": subject,
-        "cases": count,
-        "first_seed": first,
-        "outcomes": dict(sorted(outcomes.items())),
-        "seconds": round(time.monotonic() - began, 1),
-        "failures": [{"seed": one.seed, "outcome": one.outcome, "detail": one.detail[-2000:]} for one in failures],
-    }
-    if folder := os.environ.get("FUZZ_RECORD"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        path = Path(folder) / f"{name.replace(' ', '-')}.json"
-        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_record(
+        {
+            "name": name,
+            "subject": subject,
+            "cases": count,
+            "first_seed": first,
+            "outcomes": dict(sorted(outcomes.items())),
+            "seconds": round(time.monotonic() - began, 1),
+            "failures": [{"seed": one.seed, "outcome": one.outcome, "detail": one.detail[-2000:]} for one in failures],
+        }
+    )
     shown = "\n".join(f"seed {one.seed}: {one.outcome}\n{one.detail}" for one in failures[:5])
     assert not failures, f"{len(failures)} of {count} cases of {name!r}: {dict(outcomes)}\n{shown}"
     return outcomes
+
+
+def number_of(cases: int) -> int:
+    """The number of cases of a fuzzer, which has `cases` in continuous integration."""
+    return math.ceil(cases * float(os.environ.get("FUZZ_FACTOR", "1")))
+
+
+def write_record(content: dict[str, Any]) -> None:
+    """Stores the counts of one fuzzer, where they are asked for."""
+    if folder := os.environ.get("FUZZ_RECORD"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        path = Path(folder) / f"{content['name'].replace(' ', '-').replace(',', '')}.json"
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def run_case(attempt: Attempt, seed: str, seconds: float, memory: int) -> tuple[str, str]:

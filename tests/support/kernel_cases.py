@@ -69,6 +69,17 @@ def output_projection_cases(numbers: Numbers) -> Iterator[Case]:
         yield Case((x, weight, None), [x, weight])
 
 
+def recurrent_layer_cases(numbers: Numbers) -> Iterator[Case]:
+    for cell in (nn.RNN, nn.GRU, nn.LSTM):
+        for directions in (1, 2):
+            layer = cell(5, 6, batch_first=True, bidirectional=directions == 2)
+            for name, parameter in list(layer.named_parameters()):
+                setattr(layer, name, nn.Parameter(numbers(*parameter.shape).detach()))
+            inputs, hidden = numbers(3, 4, 5), tuple(numbers(directions, 3, 6) for _ in range(1 + (cell is nn.LSTM)))
+            mask = torch.arange(4, device=inputs.device) < torch.tensor([[3], [1], [2]], device=inputs.device)
+            yield Case((layer, inputs, hidden, mask, True), [inputs, *hidden, *layer.parameters()])
+
+
 def norms(width: int, numbers: Numbers) -> Iterator[nn.Module]:
     for norm in (nn.LayerNorm(width), nn.LayerNorm(width, bias=False), nn.RMSNorm(width, eps=1e-5)):
         yield with_parameters(norm, numbers)
@@ -303,6 +314,7 @@ CASES: dict[str, Callable[[Numbers], Iterator[Case]]] = {
     "attention": attention_cases,
     "additive_scores": additive_scores_cases,
     "additive_context": additive_context_cases,
+    "recurrent_layer": recurrent_layer_cases,
     "cross_entropy": cross_entropy_cases,
     "decode_linear": decode_linear_cases,
     "decode_qkv": decode_qkv_cases,

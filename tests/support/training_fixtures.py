@@ -27,6 +27,7 @@ from transduce import cli
 from transduce.contracts import Forward
 from transduce.data.batching import DataPosition
 from transduce.flow import BOS, EOS, Batch, Padded, State, Step
+from transduce.layers.transformer import TransformerLayer
 from transduce.objectives import CrossEntropy, Loss, Objective
 from transduce.recipe import TrainingRecipe, parse, registry
 from transduce.recipe.build import build_model, complete_recipe
@@ -287,7 +288,7 @@ def main(options: dict[str, Any]) -> None:
 
 
 def compare_shapes(shapes: dict[str, dict[str, Any]], folder: Path) -> None:
-    """The losses of three updates of each model, sharded, whole in all processes, and in one, as losses.json.
+    """The losses of three updates of each model: sharded in two ways, whole in all processes, and in one; losses.json.
 
     One process has as many micro-batches as there are processes, and so the same random numbers.
     """
@@ -295,11 +296,9 @@ def compare_shapes(shapes: dict[str, dict[str, Any]], folder: Path) -> None:
     with Processes.start(pick_device("cpu"), "fsdp") as processes:
         found = {}
         for name, content in shapes.items():
-            found[name] = [
-                losses_of_shape(content, processes, "fsdp"),
-                losses_of_shape(content, processes, "ddp"),
-                losses_of_shape(content, Processes(), "ddp", processes.size) if processes.is_main else [],
-            ]
+            found[name] = {kind: losses_of_shape(content, processes, kind) for kind in ("fsdp", "fsdp by layer", "ddp")}
+            if processes.is_main:
+                found[name]["one process"] = losses_of_shape(content, Processes(), "ddp", processes.size)
         if processes.is_main:
             (folder / "losses.json").write_text(json.dumps(found))
 
@@ -307,17 +306,20 @@ def compare_shapes(shapes: dict[str, dict[str, Any]], folder: Path) -> None:
 def losses_of_shape(content: dict[str, Any], processes: Processes, parallel: str, accumulate: int = 1) -> list[float]:
     from contract_fixtures import SIZE, example_batch
 
-    from transduce.training.fsdp import ShardedModel
+    from transduce.training.fsdp import BY_LAYER_FROM, ShardedModel
 
-    recipe = complete_recipe(parse(content))
+    recipe = complete_recipe(parse({key: value for key, value in content.items() if key != "out_of_memory"}))
     training = recipe.training.model_copy(update={"accumulate": accumulate})
     torch.manual_seed(1)
     model, device = build_model(recipe.model, SIZE, SIZE).train(), pick_device("cpu")
-    sharded = ShardedModel(model, device, processes.size) if parallel == "fsdp" else None
+    by_layer_from = 0 if parallel == "fsdp by layer" else BY_LAYER_FROM
+    sharded = None if parallel == "ddp" else ShardedModel(model, device, processes.size, by_layer_from)
+    if "out_of_memory" in content and processes.rank == 1:
+        run_out_of_memory(model, content["out_of_memory"])
     optimiser = build_optimiser(training.optimiser, model)
     objective: Objective = registry.factory(Objective, training.objective)()
     update = Update(model, optimiser, objective, training, processes, device, sharded)
-    losses = []
+    losses, splits = [], 0
     for step in range(1, 4):
         lengths = [(3, 4), (5, 2), (1, 6), (4, 4), (2, 3)]
         batch = example_batch([(source, source) for source, _ in lengths] if recipe.model.head else lengths, step)
@@ -326,7 +328,26 @@ def losses_of_shape(content: dict[str, Any], processes: Processes, parallel: str
         result = update(content_of_update, step, 0.01)
         assert not result.nonfinite, result.nonfinite
         losses.append(result.loss / result.count)
+        splits += result.splits
+    assert splits == ("out_of_memory" in content and processes.size > 1), "in one process, once"
     return losses
+
+
+def run_out_of_memory(model: nn.Module, where: str) -> None:
+    """Once, in the last Transformer layer with more than one row, in the `forward` or the `backward` pass."""
+    layer = [module for module in model.modules() if isinstance(module, TransformerLayer)][-1]
+    left = [1]
+
+    def fail(*_: Any) -> None:
+        if left[0]:
+            left[0] = 0
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def after(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        if inputs[0].size(0) > 1:
+            fail() if where == "forward" else output.register_hook(fail)
+
+    layer.feed_forward.register_forward_hook(after)
 
 
 def die_at(count: int, owner: Any, *names: str) -> None:
@@ -375,12 +396,16 @@ def wait(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def start_together(options: dict[str, Any], size: int) -> list[int]:
-    """`size` processes with the environment variables of torchrun."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        port: int = free.getsockname()[1]
+    return port
+
+
+def start_together(options: dict[str, Any], size: int) -> list[int]:
+    """`size` processes with the environment variables of torchrun."""
+    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     return [fork(options, shared | {"RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(size)]
 
 

@@ -24,10 +24,11 @@ needs_triton = pytest.mark.skipif(not INSTALLED, reason=NOT_INSTALLED)
 
 
 def allow_any_device(patch: pytest.MonkeyPatch) -> None:
-    """Operations take their Triton backends wherever the kernels can run here, in the interpreter in fp32 too."""
+    """Operations take their GPU backends wherever the kernels can run here, Triton's in its interpreter in fp32 too."""
     from transduce.kernels import dispatch
 
     patch.setattr(dispatch, "runs_triton", lambda x: True)
+    patch.setattr(dispatch, "runs_asynchronously", lambda x: True)
     if INTERPRETED:
         patch.setattr(dispatch, "TENSOR_CORE_DTYPES", DTYPES)
 

@@ -60,7 +60,7 @@ def weights_of(run: Path) -> Weights:
     return transduce.load(run).network.state_dict()
 
 
-def begun(wanted: Recipe) -> tuple[Weights, transfer.InitReport]:
+def initialise(wanted: Recipe) -> tuple[Weights, transfer.InitReport]:
     """The weights before the first update, as `train` makes them."""
     pretrained = transfer.open_pretrained(wanted.init)
     tokenizers = transfer.choose_tokenizers(wanted, pretrained)
@@ -107,7 +107,7 @@ def alone(copies: Path) -> Path:
 class TestTaking:
     def test_encoder_is_loaded_with_its_vocabulary(self, both: Path, fewer: Path) -> None:
         wanted = recipe(fewer, {"encoder": GRU, "decoder": BLOCKS}, init={"encoder": str(both)})
-        first, report = begun(wanted)
+        first, report = initialise(wanted)
         given = weights_of(both)
         assert equal({k: v for k, v in given.items() if k.startswith("encoder.")}, first)
         (load,) = report.runs
@@ -121,7 +121,7 @@ class TestTaking:
         assert all(torch.equal(first[name], plain[name]) for name in report.new)  # as it would have been
 
     def test_whole_model_is_loaded(self, both: Path, fewer: Path) -> None:
-        first, report = begun(recipe(fewer, {"encoder": GRU, "decoder": GRU}, init={"model": str(both)}))
+        first, report = initialise(recipe(fewer, {"encoder": GRU, "decoder": GRU}, init={"model": str(both)}))
         assert equal(weights_of(both), first)
         assert report.new == report.runs[0].skipped == ()
         assert report.runs[0].same_vocabulary == ("source", "target")
@@ -130,7 +130,7 @@ class TestTaking:
         wanted = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"model": str(both)})
         source = wanted.tokens.source.model_copy(update={"kind": "chars"})
         wanted = wanted.model_copy(update={"tokens": wanted.tokens.model_copy(update={"source": source})})
-        _, report = begun(wanted)
+        _, report = initialise(wanted)
         assert report.new == ("encoder.embedding.weight",)
         assert report.runs[0].skipped == report.new
         assert report.runs[0].same_vocabulary == ("target",)
@@ -147,14 +147,14 @@ class TestTaking:
 
     def test_weights_of_another_shape_are_newly_initialised(self, both: Path, copies: Path) -> None:
         wide = {**GRU, "width": 24}
-        first, report = begun(recipe(copies, {"encoder": GRU, "decoder": wide}, init={"model": str(both)}))
+        first, report = initialise(recipe(copies, {"encoder": GRU, "decoder": wide}, init={"model": str(both)}))
         shapes = {name: tensor.shape for name, tensor in weights_of(both).items()}
         assert {name for name in first if shapes.get(name) != first[name].shape} == set(report.new)
         assert "decoder.embedding.weight" in report.new
 
     def test_encoder_and_decoder_from_two_runs(self, alone: Path, both: Path, copies: Path) -> None:
         init = {"encoder": str(both), "decoder": str(alone)}
-        first, report = begun(recipe(copies, {"encoder": GRU, "decoder": BLOCKS}, init=init))
+        first, report = initialise(recipe(copies, {"encoder": GRU, "decoder": BLOCKS}, init=init))
         given = weights_of(alone)
         assert [load.section for load in report.runs] == ["encoder", "decoder"]
         assert set(report.runs[1].loaded) == set(given)
@@ -164,7 +164,7 @@ class TestTaking:
 
     def test_tied_weights_are_loaded_once(self, both: Path, copies: Path) -> None:
         model = {"encoder": GRU, "decoder": GRU, "tie": "target"}
-        first, report = begun(recipe(copies, model, init={"model": str(both)}))
+        first, report = initialise(recipe(copies, model, init={"model": str(both)}))
         given = weights_of(both)
         assert torch.equal(first["decoder.output.projection.weight"], given["decoder.embedding.weight"])
         assert report.runs[0].skipped == ("decoder.output.projection.weight",)
@@ -191,16 +191,16 @@ class TestTaking:
         wanted = resolve(content)
         target = transfer.choose_tokenizers(wanted, transfer.open_pretrained(wanted.init))[1]
         assert set(target.vocabulary.pieces[4:]) == {"x", "y"}
-        assert {name.partition(".")[0] for name in begun(wanted)[1].new} == {"head"}
+        assert {name.partition(".")[0] for name in initialise(wanted)[1].new} == {"head"}
 
 
 class TestTelling:
     def test_console_and_log_report_the_loaded_weights(self, both: Path, copies: Path, tmp_path: Path) -> None:
-        said = Console(file=io.StringIO(), width=200)
+        outputs = Console(file=io.StringIO(), width=200)
         wanted = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={"encoder": str(both)}, freeze="encoder")
-        trained = train(wanted, tmp_path / "run", console=said)
-        text = said.file.getvalue()  # type: ignore[attr-defined]
-        report = begun(wanted)[1]
+        trained = train(wanted, tmp_path / "run", console=outputs)
+        text = outputs.file.getvalue()  # type: ignore[attr-defined]
+        report = initialise(wanted)[1]
         for line in report.describe():
             assert line in text
         assert f"{len(report.new)} weights ({report.new[0]}" in report.describe()[-1]
@@ -227,7 +227,7 @@ class TestFreezing:
         model = {"encoder": GRU, "decoder": BLOCKS}
         settings: dict[str, Any] = {"steps": 8, "optimiser": optimiser, "freeze": ["encoder"], **average}
         wanted = recipe(copies, model, init={"encoder": str(both)}, **settings)
-        first, last = begun(wanted)[0], train(wanted, tmp_path / "run").model.network.state_dict()
+        first, last = initialise(wanted)[0], train(wanted, tmp_path / "run").model.network.state_dict()
         assert equal(first, last, "encoder.")
         moved = [name for name in first if name.startswith("decoder.") and not torch.equal(first[name], last[name])]
         assert "decoder.embedding.weight" in moved
@@ -260,7 +260,7 @@ class TestFreezing:
 
     def test_running_statistics_of_frozen_norms_do_not_change(self, alone: Path, copies: Path, tmp_path: Path) -> None:
         wanted = recipe(copies, {"encoder": BLOCKS, "decoder": BLOCKS}, freeze=["encoder"])
-        first, last = begun(wanted)[0], train(wanted, tmp_path / "run").model.network.state_dict()
+        first, last = initialise(wanted)[0], train(wanted, tmp_path / "run").model.network.state_dict()
         assert any(name.endswith(".mean") for name in first)
         assert equal(first, last, "encoder.")
         moved = [name for name in first if name.endswith(".mean") and not torch.equal(first[name], last[name])]
@@ -303,7 +303,7 @@ NAMES = [name for name, _ in NETWORK.named_parameters()]
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("patterns", "said"),
+        ("patterns", "outputs"),
         [
             (["encodr"], "did you mean encoder"),
             (["encoder", "decoder.embeding"], r"did you mean .*decoder\.embedding"),
@@ -315,13 +315,13 @@ class TestRefusals:
             (["encoder", "decoder"], "everything is frozen"),
         ],
     )
-    def test_wrong_patterns_are_rejected(self, patterns: Any, said: str, copies: Path) -> None:
-        with pytest.raises(InputError, match=said) as caught:
+    def test_wrong_patterns_are_rejected(self, patterns: Any, outputs: str, copies: Path) -> None:
+        with pytest.raises(InputError, match=outputs) as caught:
             recipe(copies, {"encoder": GRU, "decoder": GRU}, freeze=patterns)
         assert caught.value.where == "training.freeze"
 
     @pytest.mark.parametrize(
-        ("model", "section", "said"),
+        ("model", "section", "outputs"),
         [
             (
                 {"encoder": {**GRU, "width": 24}, "decoder": GRU},
@@ -332,7 +332,7 @@ class TestRefusals:
         ],
     )
     def test_a_run_without_fitting_weights_is_rejected(
-        self, model: dict[str, Any], section: str, said: str, both: Path, copies: Path, tmp_path: Path
+        self, model: dict[str, Any], section: str, outputs: str, both: Path, copies: Path, tmp_path: Path
     ) -> None:
         content = recipe(copies, {"encoder": GRU, "decoder": GRU}, init={section: str(both)}).model_dump()
         content["model"] = model
@@ -340,7 +340,7 @@ class TestRefusals:
         with pytest.raises(InputError, match=f"init.{section}: no weight of this run fits") as caught:
             train(content, tmp_path / "run")
         assert caught.value.where == str(both)
-        assert re.search(said, caught.value.remedy)
+        assert re.search(outputs, caught.value.remedy)
         assert not (tmp_path / "run").exists()
 
     def test_a_decoder_only_run_has_no_encoder_to_load(self, alone: Path, copies: Path, tmp_path: Path) -> None:

@@ -94,9 +94,9 @@ def test_norms_of_encoder_and_decoder_layers_are_not_shared():
     ],
 )
 def test_impossible_sharing_is_rejected(encoder, decoder, share, shared, words):
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as message:
         build(encoder, decoder, share, shared=shared)
-    assert words in str(told.value)
+    assert words in str(message.value)
 
 
 def test_shared_model_trains_saves_and_loads(tmp_path):

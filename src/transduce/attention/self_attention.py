@@ -70,8 +70,8 @@ class SelfAttention(MultiHeadAttention, TokenMixer):
             bias = bias.repeat(1, 1, 1, slots.beams)
         queries = query.unflatten(0, (-1, slots.beams)).transpose(1, 2).squeeze(3)  # B H N K
         cached_keys, cached_values = (cache.flatten(1, 2).transpose(1, 2) for cache in past)  # B G N*L K
-        places = sequence.queries.view(-1, slots.beams), sequence.keys.repeat(1, slots.beams)  # B N, . N*L
-        bias, mask = _sum(bias, self.relative_scores(queries, cached_keys, *places)), slots.mask
+        query_key_positions = sequence.queries.view(-1, slots.beams), sequence.keys.repeat(1, slots.beams)  # B N, . N*L
+        bias, mask = _sum(bias, self.relative_scores(queries, cached_keys, *query_key_positions)), slots.mask
         if sequence.prefix is not None and sequence.mask is not None:
             cached_keys, cached_values = map(_after, sequence.prefix, (cached_keys, cached_values))
             mask = torch.cat((sequence.mask.expand(*mask.shape[:3], -1), mask), 3)

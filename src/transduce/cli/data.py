@@ -123,7 +123,8 @@ KeepBadEncoding = Annotated[
     ),
 ]
 KeepDuplicates = Annotated[
-    bool, typer.Option("--keep-duplicates/--drop-duplicates", help="Pairs that occur before.", rich_help_panel=FILTERS)
+    bool,
+    typer.Option("--keep-duplicates/--drop-duplicates", help="Pairs that occurred before.", rich_help_panel=FILTERS),
 ]
 NearDuplicates = Annotated[
     float | None,
@@ -413,7 +414,11 @@ def backtranslate(
     run: RunsArgument,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Monolingual text, one sentence per line.")],
     output: Annotated[
-        Path, typer.Option(help="Pairs: `source TAB target`, or JSONL where the name ends so.", rich_help_panel=OUTPUT)
+        Path,
+        typer.Option(
+            help="Pairs: `source TAB target`, or JSONL for a name in .jsonl.",
+            rich_help_panel=OUTPUT,
+        ),
     ],
     forward: Annotated[
         bool,

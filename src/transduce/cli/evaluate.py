@@ -430,7 +430,7 @@ def reproduce(
 
     if data is None:
         raise InputError(
-            "which folder has the data?", where="--data", remedy="transduce reproduce --list names the files"
+            "the folder of the data is missing", where="--data", remedy="transduce reproduce --list names the files"
         )
     task = Reproduction(name, data, runs, records, recipes, quick)
     with ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else nullcontext() as pool:

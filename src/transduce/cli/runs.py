@@ -208,13 +208,15 @@ def _list_families(wanted: bool) -> None:
     """Prints what can be imported, and exits."""
     if not wanted:
         return
-    from transduce.interop import FAMILIES
+    from transduce.interop import FAMILIES, OTHER_MODELS, exported_as
 
     print("\t".join(("architecture", "shape", "source", "export")))
     for name, family in FAMILIES.items():
-        print("\t".join((name, family.shape, family.modality, "yes" if family.to_config else "no")))
-    for toolkit in ("fairseq", "OpenNMT-py", "JoeyNMT", "Marian"):
-        print("\t".join((f"{toolkit} checkpoint", "encoder-decoder", "text", "no")))
+        written = exported_as(name)
+        export = "yes" if written == name else f"as {written}" if written else "no"
+        print("\t".join((name, family.shape, family.modality, export)))
+    for row in OTHER_MODELS:
+        print("\t".join(row))
     raise typer.Exit
 
 
@@ -224,7 +226,7 @@ def convert(
         typer.Argument(
             metavar="SOURCE",
             help="Hugging Face folder (config.json, safetensors, tokenizer files), fairseq, OpenNMT-py, JoeyNMT or "
-            "Marian checkpoint, or bundle.",
+            "Marian checkpoint, CTranslate2 folder, or bundle.",
         ),
     ],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to write.")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import webbrowser
 from pathlib import Path
 from threading import Timer
@@ -48,20 +49,31 @@ def studio(
     if (pairs is None) != (gold is None):
         raise InputError("pairs and gold alignments belong together", where="--gold", remedy="give --pairs and --gold")
     uvicorn, application = _application()
+    listener = _listen(host, port)  # before the models are loaded: a port that is taken is known at once
     from transduce.studio.runs import GoldFiles, Studio, open_runs
 
     loaded = open_runs(runs, device=device, trust_user_code=trust_user_code, examples=example or ())
     files = None if pairs is None else GoldFiles(pairs, str(gold))
     hosts = application.LOOPBACK if application.is_loopback(host) else ()
     app = application.create_app(Studio(loaded, files), hosts)
-    address = f"http://{'[' + host + ']' if ':' in host else host}:{port}/"
+    address = f"http://{'[' + host + ']' if ':' in host else host}:{listener.getsockname()[1]}/"
     console = open_console()
     console.print(f"studio: {address}", highlight=False)
     if not hosts:
         console.print("anyone who reaches this address can use the models", highlight=False)
-    if open_browser and port:
+    if open_browser:
         Timer(1.0, webbrowser.open, (address,)).start()
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"the studio cannot listen on {host}:{port}: {error}", remedy="another --port; 0 takes a free one"
+        ) from None
 
 
 def _application() -> tuple[Any, Any]:

@@ -142,7 +142,8 @@ def train(
         settings = [f"data.columns={columns}", *settings]
     if plan:
         if Path(source).suffix in (".yaml", ".yml"):
-            raise InputError("a recipe is not chosen", where=source, remedy="give a data file, or leave out --plan")
+            problem = "--plan prints the recipe that is chosen for a data file, and a recipe was given"
+            raise InputError(problem, where=source, remedy="give a data file, or leave out --plan")
         chosen = plan_for(source, settings, task, minutes)
         check_user_code(chosen.recipe, source, trusted=trust_user_code, overrides=settings)
         show_plan(chosen, _seconds_per_update(chosen), console)

@@ -3,9 +3,8 @@
 from transduce.contracts import Decoder
 from transduce.decoders.convolutional import ConvolutionalDecoder
 from transduce.decoders.latent_alignment import EditTransducerDecoder, HardAttentionDecoder
-from transduce.decoders.prefix import PrefixDecoder
 from transduce.decoders.recurrent import RecurrentDecoder
-from transduce.decoders.transformer import TransformerDecoder
+from transduce.decoders.transformer import PrefixDecoder, TransformerDecoder
 
 DECODERS: dict[str, type[Decoder]] = {
     "recurrent": RecurrentDecoder,

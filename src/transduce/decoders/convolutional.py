@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from transduce.attention.multihead import CrossAttention, layers_and_heads
 from transduce.attention.positions import Learned, embedded_only
 from transduce.attention.scores import ScaledDot, Softmax
-from transduce.contracts import AttentionScore, Count, Decoder, Normaliser, PositionEncoding, Rate
+from transduce.contracts import AttentionScore, Count, Decoder, Normaliser, PositionEncoding
 from transduce.flow import Attention, Memory, State, Step
+from transduce.layers.convolution import HALF, ConvolutionOptions, GatedConvolution
 from transduce.layers.embedding import Embedding, Output
-from transduce.layers.feed_forward import HALF, Dropout, GatedConvolution, dense, gated_convolutions
-from transduce.layers.option_groups import AttentionOptions
+from transduce.layers.feed_forward import Dropout, dense
+from transduce.layers.option_groups import AttentionOptions, flat_options
 
 
 class ConvolutionalDecoder(Decoder):
@@ -23,48 +24,37 @@ class ConvolutionalDecoder(Decoder):
 
     layers: Sequence[ConvolutionalDecoderLayer]
 
+    @flat_options
     def __init__(
         self,
         embedding: Embedding,
         output: Output,
         memory_width: int,
         *,
-        layers: Count = 4,
-        width: Count = 256,
-        kernel: Count = 3,
-        widths: tuple[Count, ...] = (),
-        kernels: tuple[Count, ...] = (),
-        dilation: Count = 1,
+        convolutions: ConvolutionOptions,
         heads: Count = 1,
         position: type[PositionEncoding] = Learned,
         score: type[AttentionScore] = ScaledDot,
         normaliser: type[Normaliser] = Softmax,
-        embedding_width: Count | None = None,
         scale_context: bool = False,
-        dropout: Rate = 0.1,
     ) -> None:
-        """`dilation`: growth of the distance between the rows of a convolution from layer to layer, see
-        layers/feed_forward.py; `widths`, `kernels`: those of each layer, where they differ; `embedding_width`: of
-        embeddings and attention, with linear layers to and from the convolutions; `scale_context`: contexts are
-        multiplied by the root of the source length. The paper has all of these, embeddings of a standard deviation of
-        0.1 and no scale in the score; ours have 1, with which unscaled attention would be saturated at the start."""
+        """`scale_context`: contexts are multiplied by the root of the source length. The paper has this, embeddings of
+        a standard deviation of 0.1 and no scale in the score; ours have 1, with which unscaled attention would be
+        saturated at the start."""
         super().__init__()
-        self.embedding, self.output, self.dropout = embedding, output, Dropout(dropout)
-        self.scale_context, outer = scale_context, embedding_width or width
+        self.embedding, self.output, self.dropout = embedding, output, Dropout(convolutions.dropout)
+        self.scale_context, outer = scale_context, convolutions.outer_width
         self.position = embedded_only(position(outer, 1, True), "a convolution")
-        convolutions = gated_convolutions(
-            layers, width, kernel, dropout, dilation=dilation, widths=widths, kernels=kernels
-        )
-        first = (*widths, width)[0]
-        self.embedding_proj = None if embedding_width is None and first == outer else dense(outer, first)
+        layers = convolutions.make()
+        self.embedding_proj = convolutions.make_embedding_proj()
         attention = AttentionOptions(heads, score=score, normaliser=normaliser)
         self.layers = nn.ModuleList(  # type: ignore[assignment]
             ConvolutionalDecoderLayer(
                 convolution,
                 CrossAttention(outer, memory_width, attention) if memory_width else None,
-                None if embedding_width is None and convolution.width == outer else outer,
+                None if convolutions.embedding_width is None and convolution.width == outer else outer,
             )
-            for convolution in convolutions
+            for convolution in layers
         )
 
     @property

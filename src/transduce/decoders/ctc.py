@@ -69,16 +69,16 @@ def extend_paths(fixed: dict[str, Tensor], past: dict[str, Tensor], tokens: Tens
 
 def next_scores(fixed: dict[str, Tensor], past: dict[str, Tensor]) -> Tensor:
     """R V: log p(c | g), and log p(</s> | g)."""
-    chances, sources = fixed["paths"].double().exp(), _sources(fixed, past)  # B S V
+    probabilities, sources = fixed["paths"].double().exp(), _sources(fixed, past)  # B S V
     before = torch.logaddexp(past["blank"], past["label"])  # R S+1
     highest = before.amax(1, keepdim=True).detach()
-    grouped = (before - highest).exp()[:, :-1].unflatten(0, (len(chances), -1))  # B N S
-    begun = (grouped @ chances).flatten(0, 1)  # R V
+    grouped = (before - highest).exp()[:, :-1].unflatten(0, (len(probabilities), -1))  # B N S
+    extended = (grouped @ probabilities).flatten(0, 1)  # R V
     last = past["last"][:, None]
-    again = chances[sources[:, None], torch.arange(chances.size(1), device=last.device), last]  # R S
+    again = probabilities[sources[:, None], torch.arange(probabilities.size(1), device=last.device), last]  # R S
     again = ((past["blank"] - highest).exp()[:, :-1] * again).sum(1, keepdim=True)
-    begun = begun.scatter(1, last, again)
-    logs = begun.clamp_min(torch.finfo(begun.dtype).tiny).log()
+    extended = extended.scatter(1, last, again)
+    logs = extended.clamp_min(torch.finfo(extended.dtype).tiny).log()
     token = torch.arange(logs.size(-1), device=logs.device)
     logs = torch.where(token == EOS, (before - highest)[:, -1:], logs)
     logs = logs.masked_fill((token == BLANK) | (token == BOS), LOWEST).log_softmax(-1).clamp_min(NEVER)

@@ -1,19 +1,25 @@
-"""Transformer decoder: masked self-attention, cross-attention, feed-forward."""
+"""Transformer decoders: with cross-attention to the memory, or with the memory as a prefix of self-attention."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from transduce.attention.multihead import layers_and_heads
+from transduce.attention.positions import embedded_only
+from transduce.attention.self_attention import SelfAttention
 from transduce.contracts import Decoder, SequenceContext
-from transduce.flow import PAD, Attention, CacheSlots, Memory, PackedLayout, State, Step, Tree, additive_mask
+from transduce.errors import InputError
+from transduce.flow import PAD, Attention, CacheSlots, Memory, PackedLayout, State, Step, Tree
+from transduce.kernels.decode_step import empty_cache, memory_bias
 from transduce.kernels.dispatch import to_matmul_dtype
+from transduce.kernels.linear import linear
 from transduce.layers.embedding import Embedding, Output
+from transduce.layers.feed_forward import dense
+from transduce.layers.norm import LayerNorm
 from transduce.layers.option_groups import flat_options
 from transduce.layers.transformer import ProjectedMemory, StackOptions, TransformerStack
 
@@ -88,15 +94,15 @@ class TransformerDecoder(TransformerStack, Decoder):
         def widen(cache: Tensor) -> Tensor:  # B G U K -> B N L G K
             if order is not None:
                 cache = cache.gather(2, order[:, None, :, None].expand_as(cache))
-            wide = zeros((rows, beams, capacity, cache.size(1), cache.size(3)), cache)
+            wide = empty_cache((rows, beams, capacity, cache.size(1), cache.size(3)), cache)
             wide[:, 0, :before] = cache.transpose(1, 2)
             return wide
 
         layers = tuple(tuple(widen(part) for part in layer) for layer in state.past["layers"])
         indirection = torch.zeros(rows, capacity, dtype=torch.int16, device=lengths.device)
         fixed = {**state.fixed, "kv_cache": layers}
-        if lengths.is_cpu:  # CPU kernels need an additive mask: computed once per search, not per layer and step
-            fixed["additive_mask"] = additive_mask(state.fixed["mask"][:, None, None])
+        if (bias := memory_bias(state.fixed["mask"])) is not None:
+            fixed["additive_mask"] = bias
         return State(fixed, {"next_position": lengths, "indirection": indirection}, state.beams)
 
     def slot_context(self, state: State) -> tuple[SequenceContext, dict[str, Tensor]]:
@@ -124,8 +130,8 @@ class TransformerDecoder(TransformerStack, Decoder):
         """
         if "packed" in state.fixed:
             packed = state.fixed["packed"]
-            places, masks = packed["positions"], (packed["mask"], packed["global_mask"])
-            return SequenceContext(self.position, places, places, masks[0], global_mask=masks[1]), {}
+            positions, masks = packed["positions"], (packed["mask"], packed["global_mask"])
+            return SequenceContext(self.position, positions, positions, masks[0], global_mask=masks[1]), {}
         rows, steps = tokens.shape
         new = torch.arange(steps, device=tokens.device)
         if not self.has_kv_cache:
@@ -169,15 +175,60 @@ class TransformerDecoder(TransformerStack, Decoder):
         return (visible | itself)[:, None]
 
 
-def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros; on a CPU from numpy, whose pages the system clears on first use: most of a cache is never used."""
-    if like.is_cpu and like.dtype == torch.float32:
-        return torch.from_numpy(np.zeros(shape, np.float32))
-    return like.new_zeros(shape)
-
-
 def _enlarged(state: State, more: int) -> State:
     """The same state with `more` positions in every cache."""
     layers = tuple(tuple(F.pad(part, (0, 0, 0, 0, 0, more)) for part in layer) for layer in state.fixed["kv_cache"])
     past = {**state.past, "indirection": F.pad(state.past["indirection"], (0, more))}
     return State({**state.fixed, "kv_cache": layers}, past, state.beams)
+
+
+class PrefixDecoder(TransformerDecoder):
+    """masked self-attention over the tokens and, before them, norm(W m + b) of each row m of the memory (Wang 2022)
+
+    The rows of the memory attend to each other, and not to tokens. They pass through the layers once per source; their
+    keys and values are the fixed state. Positions are those of the tokens. Without a memory it is a language model.
+    """
+
+    @flat_options
+    def __init__(self, embedding: Embedding, output: Output, memory_width: int, *, stack: StackOptions) -> None:
+        TransformerStack.__init__(self, embedding, stack)
+        self.output = output
+        embedded_only(self.position, "the memory of a prefix decoder")
+        if self.window is not None or type(self.layers[0].self_attention) is not SelfAttention:
+            raise InputError(
+                "a prefix decoder has self-attention over all earlier rows",
+                remedy="leave window and token_mixer out, or choose the kind transformer",
+            )
+        self.memory_proj = dense(memory_width, self.width) if memory_width else None
+        self.memory_norm = LayerNorm(self.width) if memory_width else None
+
+    @property
+    def supports_packing(self) -> bool:
+        return False
+
+    def start(self, memory: Memory) -> State:
+        rows = memory.mask.size(0)
+        fixed: dict[str, Tree] = {"memory": (), "mask": memory.mask}
+        if self.memory_proj is not None and self.memory_norm is not None:
+            values = self.memory_norm(linear(self.memory_proj, to_matmul_dtype(memory.values)))
+            index = torch.arange(memory.mask.size(1), device=memory.mask.device)[None]
+            context = SequenceContext(
+                self.position, index, index, memory.mask[:, None, None], real=memory.mask, padded=True
+            )
+            fixed["memory"] = self.run_layers(self.dropout(values), self.start_layers(rows), context).past
+        return State(fixed, {"layers": self.start_layers(rows)})
+
+    def slot_context(self, state: State) -> tuple[SequenceContext, dict[str, Tensor]]:
+        context, past = super().slot_context(state)
+        return replace(context, mask=state.fixed["mask"][:, None, None]), past
+
+    def _context(self, tokens: Tensor, state: State, mask: Tensor | None) -> tuple[SequenceContext, dict[str, Tensor]]:
+        """With the columns of the memory before those of the tokens in the mask."""
+        context, past = super()._context(tokens, state, mask)
+        if not state.fixed["memory"]:
+            return context, past
+        visible = self._visible(context.queries, context.keys) if context.mask is None else context.mask  # . 1 T U
+        rows, steps = tokens.shape
+        before = state.fixed["mask"].repeat_interleave(rows // len(state.fixed["mask"]), 0)  # R S
+        both = (before[:, None, None].expand(-1, -1, steps, -1), visible.expand(rows, -1, -1, -1))
+        return replace(context, mask=torch.cat(both, -1), causal=False), past

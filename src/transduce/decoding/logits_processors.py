@@ -201,7 +201,7 @@ class ConstraintProgress:
 
     met: Tensor  # B K M/A: which constraints are satisfied
     missing: Tensor  # B K: tokens of all phrases that are not satisfied, counted from their beginnings
-    needed: Tensor  # B K: the same, continuing the phrase that is begun
+    needed: Tensor  # B K: the same, continuing the phrase that is matched in part
     next_tokens: Tensor  # B K 2M: the tokens that continue each phrase, and those that begin it; PAD: none
     needed_after: Tensor  # B K 2M: `needed` after each of them
 
@@ -219,7 +219,7 @@ def constrained_scores(
     required, banned = beams.constraints.required, beams.constraints.banned
     scores = allowed.masked_fill(_completes_banned(beams.history, banned, allowed.size(-1)), -torch.inf)
     progress = _progress(beams.history, contained(beams.history, required), required)
-    left = (beams.max_lengths - beams.lengths - 2)[:, None]  # after the next token, with a place for </s>
+    left = (beams.max_lengths - beams.lengths - 2)[:, None]  # after the next token, with a position for </s>
     free = (progress.missing <= left) | (progress.missing == 0)  # B N
     scores[..., EOS] = scores[..., EOS].masked_fill(progress.missing > 0, -torch.inf)
     in_time = (progress.next_tokens != PAD) & (progress.needed_after <= left[..., None])  # B N 2M
@@ -273,15 +273,15 @@ def _progress(history: Tensor, met: Tensor, required: Tensor) -> ConstraintProgr
     lengths = (phrases != PAD).sum(-1)  # B M
     shortest = lengths.masked_fill(lengths == 0, DONE).unflatten(1, required.shape[1:3]).amin(-1)  # B C
     missing = (shortest[:, None] * ~met).sum(-1)  # B K
-    begun = _matched(history, phrases, lengths - 1)  # B K M
+    matched = _matched(history, phrases, lengths - 1)  # B K M
     open_ = (~met).repeat_interleave(alternatives, -1) & (lengths > 0)[:, None]  # B K M
     others = missing[..., None] - shortest.repeat_interleave(alternatives, 1)[:, None]  # B K M
-    after = others + lengths[:, None] - begun - 1
-    needed = torch.where(open_ & (begun > 0), after + 1, DONE)
+    after = others + lengths[:, None] - matched - 1
+    needed = torch.where(open_ & (matched > 0), after + 1, DONE)
     needed = torch.minimum(missing, needed.amin(-1)) if needed.size(-1) else missing
     phrases = phrases[:, None].expand(-1, history.size(1), -1, -1)  # B K M P
-    tokens = torch.cat((phrases.gather(-1, begun[..., None]).squeeze(-1), phrases[..., 0]), -1)
-    after, open_ = torch.cat((after, after + begun), -1), torch.cat((open_, open_), -1)
+    tokens = torch.cat((phrases.gather(-1, matched[..., None]).squeeze(-1), phrases[..., 0]), -1)
+    after, open_ = torch.cat((after, after + matched), -1), torch.cat((open_, open_), -1)
     return ConstraintProgress(met, missing, needed, tokens.masked_fill(~open_, PAD), after.masked_fill(~open_, DONE))
 
 
@@ -333,9 +333,9 @@ def _take_turns(totals: Tensor, needed: Tensor, width: int) -> Tensor:
     """B N: indices of the best candidates (B K) of each bank in turns; banks that need fewer tokens come first."""
     order = totals.argsort(dim=1, descending=True, stable=True)
     order = order.gather(1, needed.gather(1, order).argsort(dim=1, stable=True))  # by bank, then by total
-    banks, places = needed.gather(1, order), torch.arange(order.size(1), device=order.device).expand_as(order)
+    banks, columns = needed.gather(1, order), torch.arange(order.size(1), device=order.device).expand_as(order)
     first = F.pad(banks[:, 1:] != banks[:, :-1], (1, 0), value=True)
-    turn = places - torch.where(first, places, 0).cummax(1).values  # rank within the bank
+    turn = columns - torch.where(first, columns, 0).cummax(1).values  # rank within the bank
     dead = totals.gather(1, order) == -torch.inf
     turn = turn + dead * order.size(1)
-    return order.gather(1, (turn * order.size(1) + places).topk(width, 1, largest=False).indices)
+    return order.gather(1, (turn * order.size(1) + columns).topk(width, 1, largest=False).indices)

@@ -48,8 +48,15 @@ from transduce.flow import (
     TopKRequest,
     map_tensors,
 )
-from transduce.kernels.beam_update import BEAM_UPDATE, BeamState, FinishedHypotheses, StateMismatchError
-from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, tensors_of
+from transduce.kernels.beam_update import (
+    BEAM_UPDATE,
+    BeamState,
+    FinishedHypotheses,
+    StateMismatchError,
+    compaction_threshold,
+    histories_grow,
+)
+from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, storages, tensors_of
 from transduce.kernels.native.inference import MAX_K
 from transduce.model import NEVER, CTCModel, EncoderOnly, Transducer
 
@@ -106,7 +113,7 @@ class Stepper:
         noise = None
         if self.strategy.random:
             noise = uniform_noise(seeds or range(batch.size), self.max_length, self.strategy.width).to(batch.device)
-        columns = self.max_length if self.capturable or batch.device.type != "cpu" else 0
+        columns = 0 if histories_grow(batch.device) and not self.capturable else self.max_length
         return SearchInput(batch, max_lengths.to(batch.device), prefix, noise, self.max_length, columns)
 
     def begin(self, given: SearchInput) -> BeamState:
@@ -232,8 +239,6 @@ def _suppressed(processors: Sequence[LogitsProcessor], length: int) -> tuple[int
     return None if any(one is None for one in suppressed) else tuple(token for one in suppressed for token in one or ())
 
 
-COMPACT_SHARE = 0.75  # on a GPU finished sources are removed once at most this share is active: removal copies the rest
-TOP_K_COMPACT_SHARE = 0.5  # the same where the top-k step skips inactive rows by itself
 SYNC_INTERVAL = 8  # replayed steps between two checks of which sources are active: a check waits for the device
 FREE = -1  # in a slot without a source
 
@@ -331,6 +336,11 @@ def common_prefix(beams: BeamState, slot: int = 0) -> list[tuple[int, float]]:
     for row in (finished.ranks[slot] > -torch.inf).nonzero().flatten().tolist():
         size = int(finished.lengths[slot, row])
         rows.append((finished.ids[slot, row].tolist()[-size:], finished.token_scores[slot, row].tolist()[-size:]))
+    return common_tokens(rows)
+
+
+def common_tokens(rows: Sequence[tuple[list[int], list[float]]]) -> list[tuple[int, float]]:
+    """The first tokens, with the scores of the first row, that all rows of tokens and scores have."""
     common = 0
     for tokens in zip(*(ids for ids, _ in rows), strict=False):
         if len(set(tokens)) > 1:
@@ -430,12 +440,7 @@ class SearchLoop:
         """The search without its finished sources, where removal costs less than to compute them on."""
         if self.stepper.capturable:
             return beams
-        # On a CPU an inactive row costs as much as an active one, and compaction copies only the rows that move. The
-        # top-k step skips inactive rows by itself.
-        left, size = int(active.sum()), len(active)
-        top_k = self.stepper.top_k is not None
-        share = TOP_K_COMPACT_SHARE if top_k else COMPACT_SHARE
-        if left < size if beams.totals.is_cpu and not top_k else left <= share * size:
+        if int(active.sum()) <= compaction_threshold(beams, top_k=self.stepper.top_k is not None):
             self._collect(beams, (~active).nonzero().flatten())
             rows = _compaction(active)
             beams, self.sources = beams.select_sources(rows.to(beams.totals.device)), self.sources[rows]
@@ -532,10 +537,10 @@ def _compaction(active: Tensor) -> Tensor:
 
 def unshared(state: State, batch: Batch) -> State:
     """The state without storage shared with the batch: slots of finished sources are overwritten in place."""
-    shared = {part.untyped_storage().data_ptr() for part in tensors_of(batch)}
+    shared = storages(tensors_of(batch))
 
     def copied(x: Tensor) -> Tensor:
-        return x.clone() if x.untyped_storage().data_ptr() in shared or not x.is_contiguous() else x
+        return x.clone() if storages([x]) & shared or not x.is_contiguous() else x
 
     return replace(state, fixed={name: map_tensors(copied, tree) for name, tree in state.fixed.items()})
 

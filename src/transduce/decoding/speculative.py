@@ -104,15 +104,15 @@ def _verify(
 def _accept(row: _Row, logits: Tensor, ids: Sequence[int], processors: Sequence[LogitsProcessor]) -> None:
     """Appends the tokens of the model as far as the draft agrees with them, and one more; logits T V."""
     log_probs = logits.log_softmax(-1)
-    for place in range(len(ids) + 1):
+    for step in range(len(ids) + 1):
         history = torch.tensor([row.ids], dtype=torch.long, device=log_probs.device)
-        allowed = NEVER_GENERATED.apply(log_probs[place : place + 1].clone(), history)
+        allowed = NEVER_GENERATED.apply(log_probs[step : step + 1].clone(), history)
         for processor in processors:
             allowed = processor.apply(allowed, history)
         token = int(allowed.argmax(-1))
         row.ids.append(token)
-        row.scores.append(float(log_probs[place, token]))
-        if row.done or place == len(ids) or token != ids[place]:
+        row.scores.append(float(log_probs[step, token]))
+        if row.done or step == len(ids) or token != ids[step]:
             return
 
 

@@ -9,10 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from transduce.attention.positions import Learned, embedded_only
-from transduce.contracts import Count, Encoder, FrontEnd, PositionEncoding, Rate
+from transduce.contracts import Encoder, FrontEnd, PositionEncoding
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory, masked_mean
-from transduce.layers.feed_forward import HALF, Dropout, GatedConvolution, dense, gated_convolutions
+from transduce.layers.convolution import HALF, ConvolutionOptions, GatedConvolution
+from transduce.layers.feed_forward import Dropout, dense
+from transduce.layers.option_groups import flat_options
 
 
 class ConvolutionalEncoder(Encoder):
@@ -20,41 +22,30 @@ class ConvolutionalEncoder(Encoder):
 
     capturable = True
 
+    @flat_options
     def __init__(
         self,
         embedding: FrontEnd,
         *,
-        layers: Count = 4,
-        width: Count = 256,
-        kernel: Count = 3,
-        widths: tuple[Count, ...] = (),
-        kernels: tuple[Count, ...] = (),
-        dilation: Count = 1,
+        convolutions: ConvolutionOptions,
         causal: bool = False,
         position: type[PositionEncoding] = Learned,
-        embedding_width: Count | None = None,
         separate_keys: bool = False,
-        dropout: Rate = 0.1,
     ) -> None:
-        """`dilation`: growth of the distance between the rows of a convolution from layer to layer, see
-        layers/feed_forward.py; `widths`, `kernels`: those of each layer, where they differ; `causal`: a row depends on
-        itself and earlier rows alone; `embedding_width`: of embeddings and memory, with linear layers before and after
-        the convolutions; `separate_keys`: a row of the memory is [z^L; (z^L + e) sqrt(1/2)], the keys and the values
-        of the paper."""
+        """`causal`: a row depends on itself and earlier rows alone; `separate_keys`: a row of the memory is
+        [z^L; (z^L + e) sqrt(1/2)], the keys and the values of the paper."""
         super().__init__()
-        if (even := [one for one in kernels or (kernel,) if one % 2 == 0]) and not causal:
+        kernels, outer = convolutions.kernels or (convolutions.kernel,), convolutions.outer_width
+        if (even := [kernel for kernel in kernels if kernel % 2 == 0]) and not causal:
             raise InputError(f"a kernel of {even[0]} has no middle row", remedy="set an odd kernel, or causal: true")
-        outer = embedding_width or width
-        self.width, self.embedding, self.dropout = outer * (2 if separate_keys else 1), embedding, Dropout(dropout)
+        self.width, self.embedding = outer * (2 if separate_keys else 1), embedding
+        self.dropout = Dropout(convolutions.dropout)
         self.position = embedded_only(position(outer, 1, False), "a convolution")
         self.causal, self.separate_keys = causal, separate_keys
-        convolutions = gated_convolutions(
-            layers, width, kernel, dropout, dilation=dilation, widths=widths, kernels=kernels
-        )
-        first = (*widths, width)[0]
-        self.embedding_proj = None if embedding_width is None and first == outer else dense(outer, first)
-        self.memory_proj = None if embedding_width is None else dense(width, embedding_width)
-        self.layers: Sequence[GatedConvolution] = nn.ModuleList(convolutions)  # type: ignore[assignment]
+        layers = convolutions.make()
+        self.embedding_proj = convolutions.make_embedding_proj()
+        self.memory_proj = None if convolutions.embedding_width is None else dense(convolutions.width, outer)
+        self.layers: Sequence[GatedConvolution] = nn.ModuleList(layers)  # type: ignore[assignment]
 
     def forward(self, batch: Batch, *, with_attention: bool = False) -> Memory:
         assert batch.source is not None, "this encoder reads the source of a batch"

@@ -60,8 +60,8 @@ class MultiSourceEncoder(Encoder):
         ]
         summary = torch.stack([self.projections[name](memory.summary) for name, memory in memories.items()]).mean(0)
         mask = torch.cat([memory.mask for memory in memories.values()], 1)
-        places = torch.arange(mask.size(1), device=mask.device)
-        order = torch.where(mask, places, places + mask.size(1)).argsort(1)  # real rows first; ONNX has no stable sort
+        index = torch.arange(mask.size(1), device=mask.device)
+        order = torch.where(mask, index, index + mask.size(1)).argsort(1)  # real rows first; ONNX has no stable sort
         values = torch.cat(rows, 1).gather(1, order[..., None].expand(-1, -1, self.width))
         numbers = [torch.full_like(memory.mask, n, dtype=torch.long) for n, memory in enumerate(memories.values())]
         return Memory(

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from transduce.contracts import Count, Encoder, FrontEnd, Rate
 from transduce.errors import InputError
 from transduce.flow import Batch, Memory
+from transduce.kernels.recurrent import reverse
 from transduce.layers.feed_forward import Dropout, dense
-from transduce.layers.recurrent import Cell, RecurrentStack, reverse
+from transduce.layers.recurrent import Cell, RecurrentStack
 
 
 class RecurrentEncoder(Encoder):
@@ -55,7 +56,7 @@ class RecurrentEncoder(Encoder):
         if self.reverse:
             values = reverse(values, mask)
         initial = self.rnn.zeros(mask.size(0), values)
-        values, state = self.rnn(self.dropout(values), initial, mask, cells=self.gives_states)
+        values, state = self.rnn(self.dropout(values), initial, mask, with_cells=self.gives_states)
         if self.reverse:  # row i of the memory belongs to token i
             values = reverse(values, mask)
         summary = torch.cat([part for layer in state for part in layer], -1) if self.gives_states else state[-1][0]
@@ -112,6 +113,6 @@ class ElmoEncoder(Encoder):
         for stack in stacks:
             assert isinstance(stack, RecurrentStack)
             inputs = self.dropout(layers[-1])
-            outputs, _ = stack(inputs, stack.zeros(mask.size(0), values), mask, cells=False)
+            outputs, _ = stack(inputs, stack.zeros(mask.size(0), values), mask, with_cells=False)
             layers.append(outputs + inputs)
         return layers

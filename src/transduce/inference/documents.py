@@ -13,7 +13,8 @@ from transduce.data.readers.corpus import numbered_texts
 from transduce.data.readers.files import stored_lines
 from transduce.errors import InputError, nearest
 from transduce.inference.long_sources import AlignedPart, join_links, join_texts, split_long, split_sentences
-from transduce.inference.model import Model, Prediction
+from transduce.inference.model import Model
+from transduce.inference.prediction import Prediction
 from transduce.inference.protected_spans import (
     INLINE_TAG,
     KINDS,
@@ -93,7 +94,7 @@ def parse_subtitles(content: str) -> list[Segment]:
     segments: list[Segment] = []
     for block in re.split(r"((?:\r?\n[ \t]*){2,})", content):
         lines = re.split(r"(\r?\n)", block)
-        times = next((place for place, line in enumerate(lines) if _TIMES.match(line)), None)
+        times = next((number for number, line in enumerate(lines) if _TIMES.match(line)), None)
         if times is None or times + 2 >= len(lines):
             segments.append(Segment(block, translate=False))
             continue

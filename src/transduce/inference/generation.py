@@ -143,12 +143,12 @@ class Searcher:
             return {"sources": [sources[row] for row in rows], "prefixes": forced, "numbers": numbered}
 
         def find(group: list[int]) -> list[list[Hypothesis]]:
-            rows = [bound[place] for place in group]
+            rows = [bound[index] for index in group]
             return self.search_sources(**some(rows), settings=settings, phrases=[phrases[row] for row in rows])
 
         batches = batch_by_length([len(sources[row]) for row in bound], settings.batch_tokens)
         for group, hypotheses in zip(batches, map_workers(find, batches, workers, self.device), strict=True):
-            found.update(zip((bound[place] for place in group), hypotheses, strict=True))
+            found.update(zip((bound[index] for index in group), hypotheses, strict=True))
         free = [row for row in range(len(sources)) if row not in found]
         found.update(zip(free, self.search_all(**some(free), settings=settings, workers=workers), strict=True))
         return [found[row] for row in range(len(sources))]
@@ -453,8 +453,8 @@ def located_errors(examples: Sequence[Example]) -> Iterator[None]:
     try:
         yield
     except TargetLengthError as error:
-        places = (f"{one.file}:{one.line}" for one in examples if error.text in (one.source, one.target))
-        raise InputError(error.problem, where=next(places, ""), remedy=error.remedy) from None
+        locations = (f"{one.file}:{one.line}" for one in examples if error.text in (one.source, one.target))
+        raise InputError(error.problem, where=next(locations, ""), remedy=error.remedy) from None
 
 
 MBR_SAMPLES = 32  # candidates of minimum Bayes risk where no number is given
@@ -484,11 +484,13 @@ def check_draft(
 ) -> None:
     """A draft has the tokens of the model, and is for greedy search without a prefix."""
     if [one.fingerprint for one in draft] != [one.fingerprint for one in model] or recipe.data.format == "text":
-        raise InputError("the draft has other tokens", remedy="train both from the same data with the same `tokens`")
+        raise InputError(
+            "the draft model has another vocabulary", remedy="train both from the same data with the same `tokens`"
+        )
     if (chosen.strategy_kind != "greedy" and chosen.beam != 1) or chosen.strategy_kind == "sample" or chosen.nbest != 1:
-        raise InputError("a draft serves greedy search", remedy="add --set strategy=greedy")
+        raise InputError("speculative decoding needs greedy search", remedy="add --set strategy=greedy")
     if prefixes is not None:
-        raise InputError("a draft begins where the output begins", remedy="leave out the draft, or the prefix")
+        raise InputError("speculative decoding does not support prefixes", remedy="leave out one of them")
 
 
 def check_shortlist(
@@ -496,9 +498,9 @@ def check_shortlist(
 ) -> None:
     """A shortlist has the tokens of the model and needs a source; a draft is not restricted by it."""
     if drafted:
-        raise InputError("a draft is not restricted to a shortlist", remedy="leave out the draft, or the shortlist")
+        raise InputError("speculative decoding does not support shortlists", remedy="leave out one of them")
     if alone:
-        raise InputError("a language model has no source to make a list from", remedy="leave the shortlist out")
+        raise InputError("a shortlist needs a source, and a language model has none", remedy="leave the shortlist out")
     shortlist.check(tokenizers)
 
 
@@ -511,5 +513,5 @@ def length_limits(network: nn.Module, *, alone: bool, sourceless: bool) -> tuple
     target = min(ends[True])
     if sourceless:
         return 0, target
-    # One place is for the closing </s>; a decoder alone keeps half of its places for the target.
+    # One position is for </s>; a decoder-only model keeps half of its positions for the target.
     return (target // 2 - 1, target // 2) if alone else (min(ends[False]) - 1, target)

@@ -48,10 +48,10 @@ def split_sentences(text: str) -> list[str]:
     return [*pieces, text[begin:]] if text[begin:] or not pieces else pieces
 
 
-def _after(pattern: re.Pattern[str], text: str, place: int) -> int:
-    """The end of what the pattern matches at a place; the place, where it does not."""
-    found = pattern.match(text, place)
-    return place if found is None else found.end()
+def _after(pattern: re.Pattern[str], text: str, index: int) -> int:
+    """The end of the match of the pattern at an index; the index itself where there is no match."""
+    found = pattern.match(text, index)
+    return index if found is None else found.end()
 
 
 def _ends_sentence(text: str, begin: int, match: re.Match[str], following: int) -> bool:
@@ -133,23 +133,23 @@ class SourcePart:
     line: int
     source: str  # joined over all parts: the line
     text: str  # what the model reads: without white space around it, and after the language tag of the line
-    place: int = 0  # among the parts of the line
+    index: int = 0  # among the parts of the line
     count: int = 1
 
     @property
     def first(self) -> bool:
-        return self.place == 0
+        return self.index == 0
 
     @property
     def number(self) -> int:
         """A number of its own, by which samples are drawn: that of a whole line is the number of the line."""
-        return self.line + (self.place << 40)
+        return self.line + (self.index << 40)
 
     def constraints(self, given: Constraints | None) -> Constraints | None:
         """Its share of the constraints of the line: required phrases in order, and all banned phrases."""
         if given is None or self.count == 1:
             return given
-        begin, end = (len(given.required) * place // self.count for place in (self.place, self.place + 1))
+        begin, end = (len(given.required) * index // self.count for index in (self.index, self.index + 1))
         return Constraints(given.required[begin:end], given.banned)
 
 

@@ -57,8 +57,9 @@ from transduce.kernels.native.inference import (
     shortlists_struct,
 )
 from transduce.kernels.native.library import library
+from transduce.kernels.recurrent import reverse
 from transduce.layers.norm import LayerNorm
-from transduce.layers.recurrent import STEPS, LayerState, reverse
+from transduce.layers.recurrent import STEPS, LayerState
 from transduce.layers.transformer import TransformerLayer, TransformerStack
 from transduce.model import Transducer
 
@@ -192,19 +193,19 @@ def fused_backend(program: DecoderProgram, decoder: TransformerDecoder) -> Opera
     if not supported or not has_embedding_tables(decoder):
         return None
     embedding: Any = decoder.embedding
-    return OperationsBackend(program, EmbeddingTables(embedding.weight, embedding.scale, _position_table(decoder)))
+    table = position_table(decoder, embedding.weight)
+    return OperationsBackend(program, EmbeddingTables(embedding.weight, embedding.scale, table))
 
 
-def _position_table(decoder: TransformerDecoder) -> Tensor | None:
-    """P D: the position embeddings."""
-    position = decoder.position
+def position_table(stack: TransformerStack, weight: Tensor) -> Tensor | None:
+    """P D: the position embeddings, like the token embeddings `weight`."""
+    position = stack.position
     if isinstance(position, Learned):
         return position.embed_positions.weight
     if not isinstance(position, Sinusoidal):
         return None
-    weight: Any = decoder.output.projection.weight
     with torch.no_grad():
-        empty = weight.new_zeros(1, MAX_POSITIONS, decoder.width)
+        empty = weight.new_zeros(1, MAX_POSITIONS, stack.width)
         return position.add(empty, torch.arange(MAX_POSITIONS, device=weight.device))[0]
 
 
@@ -373,7 +374,7 @@ def lower_network(
 
 
 def weight_versions(network: nn.Module) -> list[tuple[int, int]]:
-    """Place and number of changes of every weight: while they stay the same, a lowered copy is up to date."""
+    """Address and version of every weight: while they stay the same, a lowered copy is up to date."""
     weights = [*network.parameters(), *network.buffers()]
     return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in weights]
 

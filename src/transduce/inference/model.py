@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import html
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -28,19 +26,8 @@ from transduce.explain.attention import (
     DecodedSource,
     Explainer,
     Explanation,
-    Link,
     ReadAt,
-    links,
-    to_words,
 )
-from transduce.explain.failures import (
-    OutputWarning,
-    attention_warnings,
-    low_confidence,
-    repetition,
-    truncation,
-)
-from transduce.explain.html import displayed
 from transduce.explain.interventions import FORCED_KINDS, Intervention, intervene, parse_interventions
 from transduce.flow import EOS, SPECIALS, Batch, Hypothesis, Padded
 from transduce.inference.generation import (
@@ -59,8 +46,9 @@ from transduce.inference.generation import (
     without_line_feeds,
 )
 from transduce.inference.language_model import continue_texts, score_running
-from transduce.inference.long_sources import AlignedPart, SourcePart, join_links, join_texts, split_source
+from transduce.inference.long_sources import SourcePart, split_source
 from transduce.inference.lowering import lower_network, weight_versions
+from transduce.inference.prediction import PairScore, Prediction
 from transduce.inference.protected_spans import ProtectedLine
 from transduce.inference.reranking import rank_by_utility
 from transduce.inference.shortlist import Shortlist
@@ -69,116 +57,10 @@ from transduce.inference.terminology import Constraints, PhraseIds, check_constr
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.kernels.dispatch import has_hooks
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding
-from transduce.modalities.transcription import TimedSegment, Transcriber, windowed_options_error, windowed_recordings
+from transduce.modalities.transcription import Transcriber, windowed_options_error, windowed_recordings
 from transduce.model import CTCModel, EmbeddingModel, EncoderOnly, Transducer, no_decoder_error
 from transduce.recipe import GenerationRecipe, Recipe, build
 from transduce.recipe.compatibility import check_search
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the model made of one line. `score` is the sum of `token_scores` (natural logarithms)."""
-
-    source: str
-    text: str
-    tokens: tuple[str, ...]  # the closing </s> included
-    token_scores: tuple[float, ...]
-    complete: bool = True  # False: cut at the greatest length
-    source_cut: bool = False  # True: the source was longer than `max_source_length` tokens, and could not be split
-    segments: tuple[TimedSegment, ...] = ()  # of a recording that was transcribed in windows, with their times
-    confidence: float | None = None  # 0 to 1, calibrated: see evaluation/calibration.py; None: the run has none
-    nbest: tuple[Prediction, ...] = ()  # this one and its rivals, best first
-    parts: tuple[Prediction, ...] = ()  # those of the parts of a long source, whose sources joined are this one
-    decoded: DecodedSource | None = field(default=None, repr=False, compare=False)
-    model: Model | None = field(default=None, repr=False, compare=False)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        """The text in a notebook, with its attention where the decoder attends."""
-        if self.explanation is None or self.explanation.attention is None:
-            return f"<p>{html.escape(self.text)}</p>"
-        return self.explanation._repr_html_()
-
-    def show(self) -> None:
-        """Displays the text and its attention: inline in a notebook, else in the terminal."""
-        if not displayed(self):
-            print(self.text) if self.explanation is None else self.explanation.show()
-
-    @property
-    def score(self) -> float:
-        return sum(self.token_scores)
-
-    @cached_property
-    def explanation(self) -> Explanation | None:
-        """The attention of every layer and head, recomputed for this hypothesis; None for an empty line."""
-        return None if self.model is None else self.model.explain_predictions([self])[0]
-
-    @property
-    def attention(self) -> np.ndarray | None:
-        """Attention weights, L H T S, exact; None if the decoder does not attend to the source."""
-        return None if self.explanation is None else self.explanation.attention
-
-    @cached_property
-    def alignment(self) -> list[Link]:
-        """Links (source word, target word): each output word with the source word of the largest weight."""
-        if self.parts:
-            read = [part.source if part.decoded is None else part.decoded.text for part in self.parts]
-            parts = zip(self.parts, read, strict=True)
-            return join_links([AlignedPart(one.source, text, one.text, one.alignment) for one, text in parts])
-        if self.explanation is None or self.explanation.attention is None:
-            return []
-        return links(to_words(self.explanation.map()))
-
-    @cached_property
-    def token_warnings(self) -> tuple[OutputWarning, ...]:
-        """Signs of failure in tokens and scores: see explain/failures.py."""
-        if self.parts:
-            return tuple(one for part in self.parts for one in part.token_warnings)
-        found = [*truncation(self.complete, self.source_cut, len(self.tokens)), low_confidence(self.token_scores)]
-        if self.model is None or not isinstance(self.model.network, EncoderOnly):  # labels may repeat
-            found.append(repetition(self.tokens[: len(self.tokens) - self.complete], self.source))
-        return tuple(one for one in found if one is not None)
-
-    @cached_property
-    def warnings(self) -> tuple[OutputWarning, ...]:
-        """Signs of failure in tokens, scores and attention, which is recomputed: see `explanation`."""
-        if self.parts:
-            return tuple(one for part in self.parts for one in part.warnings)
-        attends = self.model is not None and not self.model.sourceless
-        return (*self.token_warnings, *attention_warnings(self.explanation if attends else None))
-
-    def restored(self, line: ProtectedLine) -> Prediction:
-        """This prediction for a line with protected spans, which its text and its rivals contain."""
-        if line.complete(self.text) and all(line.complete(one.text) for one in self.nbest):
-            return self
-        text, alignment = line.restore(self.text, self.alignment)
-        texts = [text, *(line.restore(one.text)[0] for one in self.nbest[1:])]
-        rivals = zip(self.nbest, texts, strict=False)
-        nbest = tuple(replace(one, source=line.source, text=own) for one, own in rivals)
-        found = replace(self, source=line.source, text=text, nbest=nbest)
-        vars(found)["alignment"] = alignment
-        return found
-
-    @classmethod
-    def of_line(cls, source: str, parts: Sequence[Prediction]) -> Prediction:
-        """The prediction of a line from those of its parts; the n-th rival consists of their n-th rivals."""
-        if len(parts) < 2:
-            return parts[0] if parts else cls(source, "", (), ())
-        columns = zip(*(part.nbest or (part,) for part in parts), strict=False)
-        rivals = [
-            cls(
-                source,
-                join_texts([part.source for part in parts], [one.text for one in column]),
-                tuple(token for one in column for token in one.tokens),
-                tuple(score for one in column for score in one.token_scores),
-                all(one.complete for one in column),
-                any(one.source_cut for one in column),
-            )
-            for column in columns
-        ]
-        return replace(rivals[0], nbest=tuple(rivals), parts=tuple(parts))
 
 
 @dataclass(frozen=True)
@@ -189,24 +71,8 @@ class EncodedLines:
     sources: list[EncodedSource]
     cuts: list[bool]  # which of them were cut
     prefixes: list[list[int]] | None
-    numbers: list[int]  # seed the samples
+    numbers: list[int]  # of the lines, which seed the samples
     phrases: list[PhraseIds] | None
-
-
-@dataclass(frozen=True)
-class PairScore:
-    """How probable a target is, given its source."""
-
-    tokens: tuple[str, ...]
-    token_scores: tuple[float, ...]
-
-    @property
-    def score(self) -> float:
-        return sum(self.token_scores)
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(-self.score / len(self.token_scores))
 
 
 class Model:
@@ -219,9 +85,8 @@ class Model:
         target: Tokenizer,
         recipe: Recipe,
         *,
-        parameters: int | None = None,  # of the network as it was trained, where its weights are packed now
-        graphs: SearchGraphs
-        | None = None,  # recorded steps of generation: for weights that stay where they are, on a GPU
+        parameters: int | None = None,  # None: those of the network; packed weights have fewer
+        graphs: SearchGraphs | None = None,  # captured search steps, on a GPU, for weights that keep their storage
         source_encoding: SourceEncoding | None = None,  # None: that of the recipe
         lowers: bool = False,  # True: on a CPU a lowered copy of the network generates and embeds
     ) -> None:
@@ -270,12 +135,12 @@ class Model:
 
     @property
     def sourceless(self) -> bool:
-        """Whether this is a language model: it reads nothing before <s>."""
+        """Whether this is a language model without a source."""
         return self.recipe.data.format == "text" and self.recipe.model.encoder is None
 
     @property
     def running(self) -> bool:
-        """Whether it learned from running text, read in passages, rather than from lines."""
+        """Whether it was trained on blocks of running text rather than on lines."""
         return self.sourceless and self.recipe.data.block_size is not None
 
     @cached_property
@@ -307,24 +172,24 @@ class Model:
         interventions: Sequence[Intervention | str] = (),
         **settings: Any,
     ) -> list[Prediction]:
-        """One prediction a line, in order. Settings are those of the recipe's `generation` section.
+        """One prediction per line, in order. Settings are those of the section `generation` of a recipe.
 
-        Any iterable of strings is read, an open file too; for more lines than memory holds, see `stream`.
+        `texts` is any iterable of strings, such as an open file. For more lines than fit in memory, use `stream`.
 
-        `workers` batches are processed in parallel, on one core each: for many lines on a CPU. A draft is a
-        quick model with the same tokens: it proposes, this one decides, and greedy search gives what it gives without.
-        With a shortlist each line is answered with the few tokens that its source may need.
+        `workers` batches are processed in parallel, on one core each: for many lines on a CPU. `draft` is a small
+        model with the same vocabulary, for speculative decoding: greedy outputs do not change. With a `shortlist`, each
+        output consists of the tokens that the list has for its source.
 
-        To a language model a line is the beginning of the text that it writes; an empty one is none.
+        A language model continues each line; an empty line is an empty prompt.
 
         A source of more than `max_source_length` tokens is split into parts (sentences, else clauses, else words), and
         their outputs are joined: see `Prediction.parts`. With `long_sources="truncate"`, and where a source cannot be
         split (one word, several columns, labels), it is cut: see `Prediction.source_cut`.
 
-        `constraints`, one a line, name phrases that the output must or must not contain; None: there are none.
+        `constraints`, one per line, name phrases that the output must or must not contain; None: no constraints.
 
-        `timestamps`: transcripts have segments with times. Recordings that are longer than the model hears at once
-        always have them: they are transcribed in windows.
+        `timestamps`: transcripts have segments with times. Recordings that are longer than the input of the model are
+        transcribed in windows, and always have them.
 
         `interventions` change the model for this call: see `intervene`.
 
@@ -357,10 +222,10 @@ class Model:
             given = check_constraints(constraints, texts, drafted=draft is not None, sourceless=self.sourceless)
         if self.sourceless:
             if workers > 1:
-                raise InputError("a language model writes with one worker", remedy="leave workers out")
+                raise InputError("language models generate with one worker", remedy="leave workers out")
             return self._continue(texts, prefixes, chosen, first_number)
         if prefixes is not None and len(prefixes) != len(texts):
-            raise InputError(f"{len(texts)} lines but {len(prefixes)} prefixes", remedy="give one a line")
+            raise InputError(f"{len(texts)} lines but {len(prefixes)} prefixes", remedy="give one per line")
         if draft is not None:
             begins = prefixes or chosen.forced_prefix or None
             check_draft(draft.recipe, [draft.source, draft.target], [self.source, self.target], chosen, begins)
@@ -377,7 +242,7 @@ class Model:
         find: Callable[..., Iterable[list[Hypothesis]]],
         first_number: int,
     ) -> list[Prediction]:
-        """One prediction a line: long lines are searched in parts."""
+        """One prediction per line; long lines are searched in parts."""
         lines = self.encode_lines(texts, prefixes, constraints, chosen, first_number)
         found = find(lines.sources, lines.prefixes, chosen, lines.numbers, phrases=lines.phrases)
         return self.predict_lines(texts, lines, chosen, found)
@@ -390,20 +255,24 @@ class Model:
         chosen: GenerationRecipe,
         first_number: int = 0,
     ) -> EncodedLines:
-        """What a search needs: the sources of all lines, long ones in parts, with prefixes, numbers and phrases."""
+        """The input of a search: the sources of all lines, long ones in parts, with prefixes, numbers and phrases."""
         parts, sources, cuts = self.source_parts(texts, chosen)
         read = [part.text for part in parts]
-        begun = wanted = None
+        prefix_ids = phrases = None
         if prefixes is not None:  # the output of a line begins with that of its first part
-            begun = encode_targets(self.target, [prefixes[part.line] if part.first else "" for part in parts], read)
+            prefix_ids = encode_targets(
+                self.target, [prefixes[part.line] if part.first else "" for part in parts], read
+            )
         if constraints is not None:
-            wanted = encode_constraints(self.target, [part.constraints(constraints[part.line]) for part in parts], read)
-        return EncodedLines(parts, sources, cuts, begun, [first_number + part.number for part in parts], wanted)
+            given = [part.constraints(constraints[part.line]) for part in parts]
+            phrases = encode_constraints(self.target, given, read)
+        numbers = [first_number + part.number for part in parts]
+        return EncodedLines(parts, sources, cuts, prefix_ids, numbers, phrases)
 
     def predict_lines(
         self, texts: Sequence[str], lines: EncodedLines, chosen: GenerationRecipe, found: Iterable[list[Hypothesis]]
     ) -> list[Prediction]:
-        """One prediction a line, from the hypotheses of all parts."""
+        """One prediction per line, from the hypotheses of all parts."""
         predictions: list[list[Prediction]] = [[] for _ in texts]
         for part, source, cut, hypotheses in zip(lines.parts, lines.sources, lines.cuts, found, strict=True):
             best = self._ranked(hypotheses, part.text, chosen)[: chosen.nbest]
@@ -413,14 +282,16 @@ class Model:
 
     @property
     def _reads_prose(self) -> bool:
-        """Whether texts are generated for texts. Labels, embeddings and masked tokens are of one whole source."""
+        """Whether the model generates text from text: labels, embeddings and masked tokens need the whole source."""
         texts = self.source_encoding.reads_text and not self.sourceless
         return texts and self.recipe.model.decoder is not None and not self._masked
 
     def _protected(self, texts: Sequence[str], kinds: tuple[str, ...]) -> list[ProtectedLine]:
         if not self._reads_prose:
             raise InputError(
-                "spans are protected where a model writes text for a text", where="protect", remedy="leave it out"
+                "protected spans need a model that reads and generates text",
+                where="protect",
+                remedy="leave it out",
             )
         return [ProtectedLine(text, kinds) for text in texts]
 
@@ -467,7 +338,7 @@ class Model:
         assert isinstance(strategy, MinimumBayesRisk)
         candidates = [self.target.decode(one.text_ids, unknown) for one in hypotheses]
         order = rank_by_utility(candidates, strategy.utility, aggregate=strategy.aggregate)
-        return [hypotheses[place] for place in order]
+        return [hypotheses[index] for index in order]
 
     def stream(self, texts: Iterable[str], **settings: Any) -> Iterator[Prediction]:
         """The predictions of `generate`, one by one in order, in constant memory: lines are read as they are needed."""
@@ -481,16 +352,16 @@ class Model:
     def alternatives(self, text: str, prefix: str = "", k: int = 5, **settings: Any) -> list[Prediction]:
         """Forced decoding: one output for each of the k most probable tokens that may follow a prefix of the target.
 
-        The most probable token comes first. The search goes on freely after it.
+        The most probable token comes first. After it the search is free.
         """
         chosen = self.settings(**settings)
         if self.sourceless or not text.strip() or k < 1:
-            raise InputError("alternatives are of one source, and at least one", remedy="give a text, and k from 1")
+            raise InputError("alternatives need a source and at least one token", remedy="give a text, and k from 1 on")
         parts, sources, (cut, *_) = self.source_parts([text], chosen.model_copy(update={"long_sources": "truncate"}))
-        begun = encode_targets(self.target, [prefix], [text])[0] or list(chosen.forced_prefix)
-        begins = [[*begun, one] for one in self.searcher.next_tokens(sources[0], begun, k)]
-        numbers = [parts[0].number for _ in begins]
-        searched = self.searcher.search_sources(sources * len(begins), begins, chosen, numbers)
+        forced = encode_targets(self.target, [prefix], [text])[0] or list(chosen.forced_prefix)
+        prefixes = [[*forced, token] for token in self.searcher.next_tokens(sources[0], forced, k)]
+        numbers = [parts[0].number for _ in prefixes]
+        searched = self.searcher.search_sources(sources * len(prefixes), prefixes, chosen, numbers)
         ranked = [self._ranked(one, text, chosen)[: chosen.nbest] for one in searched]
         return [self._prediction(text, sources[0], one, cut) for one in ranked]
 
@@ -510,7 +381,7 @@ class Model:
 
     @property
     def max_target_tokens(self) -> int:
-        """Most tokens of an output: learned positions end somewhere."""
+        """The longest output in tokens: learned position encodings have a maximum."""
         return self._length_limits[1]
 
     def _continue(
@@ -525,22 +396,22 @@ class Model:
         for text, found in zip(texts, continued, strict=True):
             best = self._ranked(found.hypotheses, text, chosen)[: chosen.nbest]
             one = self._prediction(text, None, best, found.truncated)
-            # The beginning stays as it was given, unknown characters and all; what follows was written after it.
+            # The prompt is returned as it was given, also where the tokenizer does not know a character.
             read = len(self.target.decode(found.prefix))
-            rivals = tuple(replace(rival, text=text + rival.text[read:]) for rival in one.nbest)
-            results.append(replace(one, text=rivals[0].text, nbest=rivals))
+            nbest = tuple(replace(other, text=text + other.text[read:]) for other in one.nbest)
+            results.append(replace(one, text=nbest[0].text, nbest=nbest))
         return results
 
     @property
     def _masked(self) -> bool:
-        """Whether the model learned to restore a text, so that `<mask>` may stand for a token."""
+        """Whether the model is a masked language model or a denoiser, whose sources may contain `<mask>`."""
         return self.recipe.data.noise is not None
 
     def _prediction(
         self, text: str, source: EncodedSource | None, hypotheses: list[Hypothesis], cut: bool
     ) -> Prediction:
         unknown = self.source_encoding.oov_words(text)
-        rivals = tuple(
+        nbest = tuple(
             Prediction(
                 text,
                 self.target.decode(one.text_ids, unknown),
@@ -552,17 +423,16 @@ class Model:
             )
             for one in hypotheses
         )
-        ranked = tuple((one.text, one.score) for one in rivals)
+        ranked = tuple((one.text, one.score) for one in nbest)
         decoded = DecodedSource(text, source, hypotheses[0], ranked)
-        return replace(rivals[0], nbest=rivals, decoded=decoded, model=self)
+        return replace(nbest[0], nbest=nbest, decoded=decoded, model=self)
 
     def explain_predictions(self, predictions: Sequence[Prediction]) -> list[Explanation | None]:
         """Computes the explanations of many predictions in batches and stores them there; None for an empty line."""
-        whole = [part for one in predictions for part in one.parts or (one,)]
-        busy = [one for one in whole if one.decoded is not None]
+        parts = [part for one in predictions for part in one.parts or (one,) if part.decoded is not None]
         explain = Explainer(self.network, self.source_encoding, self.target, self.info())
-        found = explain([one.decoded for one in busy if one.decoded is not None], self.recipe.generation.batch_tokens)
-        for one, explanation in zip(busy, found, strict=True):
+        decoded = [part.decoded for part in parts if part.decoded is not None]
+        for one, explanation in zip(parts, explain(decoded, self.recipe.generation.batch_tokens), strict=True):
             vars(one)["explanation"] = explanation
         return [vars(one).get("explanation") for one in predictions]
 
@@ -631,7 +501,7 @@ class Model:
         """Sources, cut with a warning, and targets, refused where they are too long."""
         if self._masked:
             raise InputError(
-                "this model restores damaged text, and has no probability of a whole one",
+                "this model restores noised text, and has no probability of a whole one",
                 remedy="`transduce evaluate RUN FILE` gives the perplexity of the masked tokens",
             )
         if isinstance(self.network, EmbeddingModel):
@@ -641,7 +511,7 @@ class Model:
         sources, cuts = encode_truncated(self.source_encoding, texts, most)
         if not self.sourceless:
             warn_of_cuts(texts, cuts, most)
-        # One place is for </s>.
+        # One position is for </s>.
         most = min(max(chosen.max_source_length, chosen.max_length), self._length_limits[1] - 1)
         check_target_characters(given, most)
         targets = encode_targets(self.target, given, texts)
@@ -665,16 +535,16 @@ class Model:
         return [result for result in results if result is not None]
 
     def score_running(self, blocks: Sequence[str]) -> list[ScoredText]:
-        """How probable a running text is, passage by passage; `blocks` are its parts (see `sources.blocks`)."""
+        """The log-probability of running text, block by block; `blocks` are its parts (see `data/lm_blocks.py`)."""
         block_size = self.recipe.data.block_size
         if block_size is None:
-            raise InputError("this model did not learn from running text", remedy="score lines: model.score([...])")
+            raise InputError("this model was not trained on running text", remedy="score lines: model.score([...])")
         text = count_text(self.target, blocks)
         return score_running(self.network, text, block_size, self.recipe.generation.batch_tokens)
 
     @torch.inference_mode()
     def embed(self, texts: Iterable[str]) -> np.ndarray:
-        """One vector a text, in order (B D): that of an embedder, else the mean of the encoder's memory."""
+        """One vector per text, in order (B D): that of an embedding model, else the mean of the memory."""
         texts = check_texts("embed", texts)
         most = self.max_source_tokens()
         sources, cuts = encode_truncated(self.source_encoding, texts, most)
@@ -689,7 +559,7 @@ class Model:
 
     @torch.inference_mode()
     def embed_targets(self, texts: Iterable[str]) -> np.ndarray:
-        """One vector a target, in order (B D), of a model with an encoder for targets; else the same as `embed`."""
+        """One vector per target, in order (B D), of a model with an encoder for targets; else the same as `embed`."""
         texts = check_texts("embed_targets", texts)
         network = self.lowered
         if not (isinstance(network, EmbeddingModel) and network.has_target_encoder):
@@ -705,7 +575,7 @@ class Model:
     def explain_pairs(self, pairs: Iterable[tuple[str, str]]) -> list[Explanation]:
         """Explains given targets: their token scores and attention, as if the model had generated them."""
         if self.sourceless:
-            raise InputError("this model has no source to look at", remedy="give one that reads a source")
+            raise InputError("a language model has no source to attend to", remedy="give a model with a source")
         explain = Explainer(self.network, self.source_encoding, self.target, self.info())
         return explain(self._decoded_pairs(check_pairs("explain_pairs", pairs)), self.recipe.generation.batch_tokens)
 
@@ -735,7 +605,7 @@ class Model:
 
         The output is `target` where it is given, else what the model generates. `methods` names attribution methods
         (`transduce.explain.attribution.METHODS`); each comes with measures of its faithfulness. An encoder with a head
-        has no attention to its source: its outputs are attributed by integrated gradients, without asking.
+        has no attention to its source: its outputs are attributed by integrated gradients.
         `interventions` change the model for this call: see `intervene`. `measures=False` leaves out the measures of
         faithfulness. `seeds` are models trained with other seeds: their maps are compared with those of this one.
         `read_at`: the attention of a token is read at the step that outputs it, or that reads it as input (Chen 2020).
@@ -779,13 +649,13 @@ class Model:
         if source is not None:
             mask = torch.ones_like(source, dtype=torch.bool) if source_mask is None else source_mask
             given = Padded(source, mask).to(self.device)
-        fits = Padded(target, torch.ones_like(target, dtype=torch.bool)).to(self.device)
-        state = self.network.start(Batch(given, fits))
-        return self.network.advance(fits.values, state).logits
+        targets = Padded(target, torch.ones_like(target, dtype=torch.bool)).to(self.device)
+        state = self.network.start(Batch(given, targets))
+        return self.network.advance(targets.values, state).logits
 
 
 def _refuse_forced(interventions: Sequence[Intervention | str]) -> None:
-    """A given target is not searched for."""
+    """Refuses interventions on the search where the target is given."""
     for one in parse_interventions(interventions):
         if one.kind in FORCED_KINDS:
             problem = f"{one.kind} is for an output that is generated, and the target is given"

@@ -129,12 +129,12 @@ class _OutputWords:
 
     def remove(self, surplus: dict[str, int], kinds: Sequence[str]) -> None:
         """Removes the last of these spans."""
-        for place in reversed(range(len(self.words))):
-            for match in reversed(find_spans(self.words[place], kinds)):
+        for index in reversed(range(len(self.words))):
+            for match in reversed(find_spans(self.words[index], kinds)):
                 if surplus.get(match.group(), 0) > 0:
                     surplus[match.group()] -= 1
-                    word = self.words[place]
-                    self.words[place] = word[: match.start()] + word[match.end() :]
+                    word = self.words[index]
+                    self.words[index] = word[: match.start()] + word[match.end() :]
 
     def add(self, match: re.Match[str], wanted: Counter[str], kinds: Sequence[str]) -> None:
         """Adds a span of the source: in place of an aligned word that resembles it, else after it."""
@@ -142,29 +142,29 @@ class _OutputWords:
         number = len(source[: match.start()].split()) - (source[: match.start()][-1:].strip() != "")
         aligned = sorted(target for word, target in self.links if word == number and target < len(self.words))
         if not aligned or UNSPACED.search(source):
-            place = round(len(self.words) * match.start() / len(source)) - 1
+            index = round(len(self.words) * match.start() / len(source)) - 1
         else:
-            place = aligned[0]
+            index = aligned[0]
             for target in aligned:
                 if _resembles(self.words[target], span) and not wanted.keys() & _counts(self.words[target], kinds):
                     self.words[target] = ""
-                    place = target
+                    index = target
                     break
-        self.added.setdefault(place, []).append((span, number))
+        self.added.setdefault(index, []).append((span, number))
 
     def result(self) -> tuple[str, list[Link]]:
         """The text, and its word alignment."""
         text, links, count = "", list[Link](), 0
-        for place in range(-1, len(self.words)):
-            own = [(self.words[place], [word for word, target in self.links if target == place])] if place >= 0 else []
-            for written, sources in [*own, *((span, [word]) for span, word in self.added.get(place, ()))]:
+        for index in range(-1, len(self.words)):
+            own = [(self.words[index], [word for word, target in self.links if target == index])] if index >= 0 else []
+            for written, sources in [*own, *((span, [word]) for span, word in self.added.get(index, ()))]:
                 if not written:
                     continue
                 text += (" " if text and not text[-1].isspace() else "") + written
                 links += [(word, count) for word in sources]
                 count += 1
-            if 0 <= place < len(self.spaces) and text and not text[-1].isspace():
-                text += self.spaces[place]
+            if 0 <= index < len(self.spaces) and text and not text[-1].isspace():
+                text += self.spaces[index]
         return text.rstrip(), sorted(links)
 
 
@@ -188,45 +188,45 @@ class InlineTag:
     closing: str  # empty: the tag encloses nothing
     begin: int
     end: int
-    places: tuple[int, int]  # of the opening and the closing tag among all tags of the segment
+    indices: tuple[int, int]  # of the opening and the closing tag among all tags of the segment
 
 
 def split_markup(content: str, markup: re.Pattern[str]) -> list[str]:
     """Markup and the text between, joined the content."""
-    tokens, place = [], 0
+    tokens, index = [], 0
     for match in markup.finditer(content):
-        tokens += [content[place : match.start()], match.group()]
-        place = match.end()
-    return [token for token in [*tokens, content[place:]] if token]
+        tokens += [content[index : match.start()], match.group()]
+        index = match.end()
+    return [token for token in [*tokens, content[index:]] if token]
 
 
 def separate_tags(
     markup: str, tag: re.Pattern[str] = INLINE_TAG, unescape: Callable[[str], str] = html.unescape
 ) -> tuple[str, list[InlineTag]]:
     """The plain text of a segment, and its inline tags with the words that they enclose, outer tags first."""
-    text, tags, open_tags, place = "", list[InlineTag](), list[tuple[str, int, int]](), -1
+    text, tags, open_tags, index = "", list[InlineTag](), list[tuple[str, int, int]](), -1
     for token in split_markup(markup, tag):
         if not tag.fullmatch(token):
             text += unescape(token)
             continue
-        place += 1
+        index += 1
         word = len(text.split())
         inside = bool(text) and not text[-1].isspace()  # the tag stands inside a word, or behind it
         if not token.startswith("</"):
             open_tags.append((token, len(tags), word))
-            tags.append(InlineTag(token, "", word, word, (place, place)))
+            tags.append(InlineTag(token, "", word, word, (index, index)))
         elif (number := _matching(open_tags, token)) is not None:
             opening, row, begin = open_tags.pop(number)
-            tags[row] = InlineTag(opening, token, begin, max(word, begin), (tags[row].places[0], place))
+            tags[row] = InlineTag(opening, token, begin, max(word, begin), (tags[row].indices[0], index))
         else:
-            tags.append(InlineTag(token, "", word - inside, word - inside, (place, place)))
+            tags.append(InlineTag(token, "", word - inside, word - inside, (index, index)))
     return text, tags
 
 
 def _matching(open_tags: list[tuple[str, int, int]], closing: str) -> int | None:
     name = re.sub(r"[</>\s]", "", closing).lower()
-    places = [number for number, (tag, _, _) in enumerate(open_tags) if re.match(rf"<{name}\b", tag, re.IGNORECASE)]
-    return places[-1] if places else None
+    indices = [number for number, (tag, _, _) in enumerate(open_tags) if re.match(rf"<{name}\b", tag, re.IGNORECASE)]
+    return indices[-1] if indices else None
 
 
 def escape_text(text: str) -> str:
@@ -245,15 +245,15 @@ def insert_tags(
     The tags come in the order that they had, so that they are nested as they were.
     """
     words = [escape(word) for word in text.split()]
-    places: dict[int, tuple[str, int]] = {}  # of each tag, in order: itself, and the words before it
+    indices: dict[int, tuple[str, int]] = {}  # of each tag, in order: itself, and the words before it
     for tag, (begin, end) in zip(tags, _spans(tags, links, source_words, len(words)), strict=True):
-        places[tag.places[0]] = tag.opening, begin
+        indices[tag.indices[0]] = tag.opening, begin
         if tag.closing:
-            places[tag.places[1]] = tag.closing, end
+            indices[tag.indices[1]] = tag.closing, end
     gaps: list[list[str]] = [[] for _ in range(len(words) + 1)]
     latest = 0
-    for place in sorted(places):
-        token, before = places[place]
+    for index in sorted(indices):
+        token, before = indices[index]
         latest = max(latest, before)
         gaps[latest].append(token)
     return "".join(_gap(gap, number, words) for number, gap in enumerate(gaps))
@@ -261,7 +261,7 @@ def insert_tags(
 
 def _gap(tags: Sequence[str], number: int, words: Sequence[str]) -> str:
     """The tags between two words, and the word after them: closing tags belong to the word before."""
-    closing = next((place for place, tag in enumerate(tags) if not tag.startswith("</")), len(tags))
+    closing = next((index for index, tag in enumerate(tags) if not tag.startswith("</")), len(tags))
     if number in (0, len(words)):
         closing = 0
     space = " " if 0 < number < len(words) else ""

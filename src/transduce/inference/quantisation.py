@@ -25,11 +25,11 @@ def rounded_weights(network: nn.Module) -> dict[str, Tensor]:
         for parameter in part.parameters(recurse=False)
         if parameter.dim() == 2
     }
-    places = {parameter.data_ptr() for parameter in matrices}
+    addresses = {parameter.data_ptr() for parameter in matrices}
     found: dict[str, Tensor] = {}
     made: dict[int, QuantisedRows] = {}  # what is tied is rounded once, and stays tied
     for name, tensor in network.state_dict().items():
-        if tensor.dim() == 2 and tensor.data_ptr() in places:
+        if tensor.dim() == 2 and tensor.data_ptr() in addresses:
             if tensor.data_ptr() not in made:
                 made[tensor.data_ptr()] = quantise_rows(tensor)
             found[name], found[SCALES + name] = made[tensor.data_ptr()]
@@ -53,7 +53,7 @@ def quantise(folder: str | Path, new: str | Path, network: nn.Module) -> Run:
     run = Run(Path(folder))
     recipe = run.recipe()
     if recipe.model.weight_dtype == "int8":
-        raise InputError("this run is in 8 bits already", where=str(run.folder), remedy="copy the folder")
+        raise InputError("this run is already quantised to int8", where=str(run.folder), remedy="copy the folder")
     checkpoint = run.checkpoints.for_inference()
     if checkpoint is None:
         raise InputError("this run has no checkpoint yet", where=str(run.folder), remedy="train it with --resume")
@@ -73,7 +73,7 @@ def check_learns(recipe: Recipe, where: str) -> None:
     """Refuses a run whose weights were rounded where it would have to learn."""
     if recipe.model.weight_dtype == "int8":
         raise InputError(
-            "this run holds its matrices in 8 bits, for generation: it learns no more",
+            "this run is quantised to int8 for inference and cannot be trained",
             where=where,
-            remedy="train the run that it was made from, or begin from that one",
+            remedy="train the run that it was made from, or initialise from that one",
         )

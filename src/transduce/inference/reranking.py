@@ -13,14 +13,15 @@ from transduce.decoding.strategies import Utility
 from transduce.errors import InputError
 
 if TYPE_CHECKING:
-    from transduce.inference.model import Model, Prediction
+    from transduce.inference.model import Model
+    from transduce.inference.prediction import Prediction
 
 ORDER, BETA = 6, 2.0  # character n-grams and weight of recall in chrF (Popović 2015), as in sacrebleu
 
 
 def rank_by_utility(candidates: Sequence[str], utility: Utility, *, aggregate: bool = False) -> list[int]:
-    """The places of the candidates, that of the greatest expected utility first, all of them being references."""
-    return [int(place) for place in np.argsort(-expected_utilities(candidates, utility, aggregate), kind="stable")]
+    """The indices of the candidates by expected utility, best first; every candidate is a pseudo-reference."""
+    return [int(index) for index in np.argsort(-expected_utilities(candidates, utility, aggregate), kind="stable")]
 
 
 def expected_utilities(candidates: Sequence[str], utility: Utility, aggregate: bool = False) -> np.ndarray:
@@ -101,7 +102,7 @@ def rerank_noisy_channel(
     if reverse is None and language_model is None:
         raise InputError("noisy-channel reranking needs a model", remedy="give a reverse model or a language model")
     if language_model is not None and not language_model.sourceless:
-        raise InputError("this is no language model", remedy="train one with --task lm")
+        raise InputError("not a language model", remedy="train one with --task lm")
     whole = [part for one in predictions for part in one.parts or (one,)]
     found = iter(_rerank(whole, reverse, language_model, weights))
     return [one.of_line(one.source, [next(found) for _ in one.parts or (one,)]) for one in predictions]
@@ -110,20 +111,20 @@ def rerank_noisy_channel(
 def _rerank(
     predictions: Sequence[Prediction], reverse: Model | None, language_model: Model | None, weights: tuple[float, float]
 ) -> list[Prediction]:
-    rivals = [one for prediction in predictions for one in prediction.nbest]
-    if not rivals:
+    hypotheses = [one for prediction in predictions for one in prediction.nbest]
+    if not hypotheses:
         return list(predictions)
-    totals = np.array([one.score / max(len(one.token_scores), 1) for one in rivals])
+    totals = np.array([one.score / max(len(one.token_scores), 1) for one in hypotheses])
     if reverse is not None:
-        totals = totals + weights[0] * _scores(reverse, [(one.text, one.source) for one in rivals])
+        totals = totals + weights[0] * _scores(reverse, [(one.text, one.source) for one in hypotheses])
     if language_model is not None:
-        totals = totals + weights[1] * _scores(language_model, [("", one.text) for one in rivals])
-    place, found = 0, []
+        totals = totals + weights[1] * _scores(language_model, [("", one.text) for one in hypotheses])
+    index, found = 0, []
     for prediction in predictions:
-        values, size = totals[place : place + len(prediction.nbest)], len(prediction.nbest)
+        values, size = totals[index : index + len(prediction.nbest)], len(prediction.nbest)
         order = np.argsort(-values, kind="stable")
         found.append(_reordered(prediction, [int(one) for one in order]) if size else prediction)
-        place += size
+        index += size
     return found
 
 
@@ -134,7 +135,7 @@ def _scores(model: Model, pairs: list[tuple[str, str]]) -> np.ndarray:
 
 def _reordered(prediction: Prediction, order: list[int]) -> Prediction:
     """The prediction with its n-best list in this order. Its attention belongs to the first hypothesis."""
-    rivals = tuple(prediction.nbest[place] for place in order)
+    hypotheses = tuple(prediction.nbest[index] for index in order)
     if order[0] == 0:
-        return replace(prediction, nbest=rivals)
-    return replace(rivals[0], source=prediction.source, nbest=rivals)
+        return replace(prediction, nbest=hypotheses)
+    return replace(hypotheses[0], source=prediction.source, nbest=hypotheses)

@@ -35,7 +35,7 @@ class Shortlist:
     likeliest: Tensor  # Vs K, int32: <pad> where there are fewer
     always: Tensor  # N, int32: special tokens and frequent ones
     size: int  # V: all target tokens
-    prints: tuple[str, str]  # fingerprints of both tokenizers
+    fingerprints: tuple[str, str]  # fingerprints of both tokenizers
 
     def allowed(self, source: Padded) -> Tensor:
         """B V: the target tokens allowed for each source. They depend on the source alone, not on its batch."""
@@ -43,13 +43,13 @@ class Shortlist:
         allowed = torch.zeros(len(source), self.size, dtype=torch.bool)
         allowed[:, self.always.long()] = True
         allowed.scatter_(1, lists, True)
-        if self.prints[0] == self.prints[1]:  # one vocabulary: source tokens may be generated unchanged
+        if self.fingerprints[0] == self.fingerprints[1]:  # one vocabulary: source tokens may be generated unchanged
             allowed.scatter_(1, source.values, True)
         return allowed
 
     def check(self, tokenizers: tuple[Tokenizer, Tokenizer], where: str = "shortlist") -> None:
         """Raises an error if the shortlist was made for other vocabularies."""
-        if self.prints != tuple(one.fingerprint for one in tokenizers):
+        if self.fingerprints != tuple(one.fingerprint for one in tokenizers):
             raise InputError(
                 "the shortlist was made for other tokens",
                 where=where,
@@ -58,7 +58,8 @@ class Shortlist:
 
     def save(self, path: str | Path) -> None:
         """Writes one safetensors file, atomically."""
-        metadata = {"format": FORMAT, "size": str(self.size), "source": self.prints[0], "target": self.prints[1]}
+        source, target = self.fingerprints
+        metadata = {"format": FORMAT, "size": str(self.size), "source": source, "target": target}
         tensors = {"likeliest": self.likeliest.contiguous(), "always": self.always.contiguous()}
         replace_file(Path(path), save(tensors, metadata))
 
@@ -105,12 +106,12 @@ class Translations:
 
     sources: np.ndarray
     targets: np.ndarray
-    chances: np.ndarray
+    probabilities: np.ndarray
 
     def likeliest(self, size: int, count: int) -> np.ndarray:
         """(size, count) int32: the most probable target tokens of each source token, best first, padded with <pad>."""
-        kept = np.flatnonzero((self.chances > 0) & (self.sources != NULL))
-        kept = kept[np.lexsort((-self.chances[kept], self.sources[kept]))]
+        kept = np.flatnonzero((self.probabilities > 0) & (self.sources != NULL))
+        kept = kept[np.lexsort((-self.probabilities[kept], self.sources[kept]))]
         sources = self.sources[kept]
         rank = np.arange(len(kept)) - np.searchsorted(sources, sources)  # within the same source token
         lists, near = np.zeros((size, count), np.int32), rank < count
@@ -137,8 +138,8 @@ def make_shortlist(
     common = np.argsort(-counts, kind="stable")[:frequent]
     always = np.union1d([*range(len(SPECIALS)), *target.oov_ids], common[counts[common] > 0])
     lists = translate(store, rows, target.size).likeliest(source.size, likeliest)
-    prints = source.fingerprint, target.fingerprint
-    return Shortlist(torch.from_numpy(lists), torch.from_numpy(always.astype(np.int32)), target.size, prints)
+    fingerprints = source.fingerprint, target.fingerprint
+    return Shortlist(torch.from_numpy(lists), torch.from_numpy(always.astype(np.int32)), target.size, fingerprints)
 
 
 def translate(store: Store, rows: np.ndarray, size: int, rounds: int = ROUNDS) -> Translations:
@@ -146,16 +147,16 @@ def translate(store: Store, rows: np.ndarray, size: int, rounds: int = ROUNDS) -
     table = np.zeros(0, np.int64)  # source * size + target
     for codes, _ in _links(store, rows, size):
         table = np.union1d(table, codes)
-    sources, chances = table // size, np.ones(len(table))
+    sources, probabilities = table // size, np.ones(len(table))
     for _ in range(rounds):
         counts = np.zeros(len(table))
-        for codes, owner in _links(store, rows, size):
+        for codes, target_index in _links(store, rows, size):
             index = np.searchsorted(table, codes)
-            share = chances[index]
-            share /= np.bincount(owner, share)[owner]
+            share = probabilities[index]
+            share /= np.bincount(target_index, share)[target_index]
             counts += np.bincount(index, share, len(table))
-        chances = counts / np.bincount(sources, counts)[sources]
-    return Translations(sources, table % size, chances)
+        probabilities = counts / np.bincount(sources, counts)[sources]
+    return Translations(sources, table % size, probabilities)
 
 
 def _links(store: Store, rows: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -171,9 +172,9 @@ def _links(store: Store, rows: np.ndarray, size: int) -> Iterator[tuple[np.ndarr
         sources = np.insert(flat.astype(np.int64), ends - of_source, NULL)
         counts = np.repeat(of_source + 1, of_target)  # source tokens, with NULL, that each target token is paired with
         begins = np.repeat(ends - of_source + np.arange(len(some)), of_target)
-        owner = np.repeat(np.arange(len(targets)), counts)
-        place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        yield sources[begins[owner] + place] * size + targets[owner], owner
+        target_index = np.repeat(np.arange(len(targets)), counts)
+        offset = np.arange(len(target_index)) - np.repeat(np.cumsum(counts) - counts, counts)
+        yield sources[begins[target_index] + offset] * size + targets[target_index], target_index
 
 
 LARGE = 2.0**60  # so large that a bias is lost to rounding: LARGE w + b = LARGE w
@@ -275,7 +276,7 @@ class NarrowedModel(Transducer):
 
     def indices_of(self, tokens: Sequence[int]) -> list[int]:
         """The indices of these tokens in the list; tokens that are not in it are left out."""
-        return [int(place) for token in tokens for place in (self.ids == token).nonzero().flatten()]
+        return [int(offset) for token in tokens for offset in (self.ids == token).nonzero().flatten()]
 
     def original_ids(self, found: Hypothesis) -> Hypothesis:
         """The hypothesis with ids of the full vocabulary."""

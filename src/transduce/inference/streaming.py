@@ -52,7 +52,7 @@ def stream_tokens(model: Model, text: str, **settings: Any) -> Iterator[Streamed
     chosen = model.settings(**settings)
     if model.sourceless or chosen.strategy_kind == "mbr" or chosen.protect:
         raise InputError(
-            "tokens are streamed for a source, by a search that needs no other output",
+            "tokens cannot be streamed without a source, or with a strategy that changes whole outputs",
             remedy="use generate for language models, minimum Bayes risk and protected spans",
         )
     parts, sources, _ = model.source_parts([text], chosen)
@@ -74,7 +74,7 @@ def check_streaming(model: Model) -> None:
     """Simultaneous translation is for models that map a text to a text."""
     if model.sourceless or not model.source_encoding.reads_text or not isinstance(model.network, DecoderModel):
         raise InputError(
-            "simultaneous translation is for a model that reads one text and writes another",
+            "simultaneous translation needs a model that reads and generates text",
             remedy="give a run of an encoder and a decoder, or of a decoder with a source",
         )
 

@@ -60,9 +60,9 @@ def check_constraints(
     """Constraints are for the search of a model with a source, one a line."""
     given = list(constraints)
     if len(given) != len(texts):
-        raise InputError(f"{len(texts)} lines but constraints for {len(given)}", remedy="give one a line, or None")
+        raise InputError(f"{len(texts)} lines but constraints for {len(given)}", remedy="give one per line, or None")
     if drafted:
-        raise InputError("a draft does not know the constraints", remedy="leave out the draft, or the constraints")
+        raise InputError("speculative decoding does not support constraints", remedy="leave out one of them")
     if sourceless:
         raise InputError("constraints are for models that read a source", remedy="leave the constraints out")
     return given
@@ -98,7 +98,7 @@ def _ids(tokenizer: Tokenizer, text: str, source: str) -> list[int]:
 
 def _checked(text: str) -> str:
     if not isinstance(text, str) or not text.strip():
-        raise InputError(f"{text!r} is no phrase", where="constraints", remedy="give words")
+        raise InputError(f"{text!r} is not a phrase", where="constraints", remedy="give words")
     return text.strip()
 
 
@@ -110,8 +110,8 @@ def constrained_request(
     request: SearchRequest, phrases: Sequence[PhraseIds], settings: GenerationRecipe, most: int
 ) -> SearchRequest:
     """The request with these constraints; outputs may become as long as they need, up to `most` tokens."""
-    begun = 0 if request.prefix is None else request.prefix.values.size(1)
-    needed = torch.tensor([begun + (settings.forced_bos is not None) + one.length + 1 for one in phrases])
+    prefix_length = 0 if request.prefix is None else request.prefix.values.size(1)
+    needed = torch.tensor([prefix_length + (settings.forced_bos is not None) + one.length + 1 for one in phrases])
     if int(needed.max()) > most:
         raise InputError(
             f"the required phrases of a line have {int(needed.max()) - 1:,} tokens, and outputs at most {most:,}",
@@ -217,5 +217,5 @@ def _phrase(value: Any, where: str, remedy: str) -> Phrase:
     if isinstance(value, list) and value and all(isinstance(one, str) and one.strip() for one in value):
         return tuple(value)
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{value!r} is no phrase", where=where, remedy=remedy)
+        raise InputError(f"{value!r} is not a phrase", where=where, remedy=remedy)
     return value

@@ -5,7 +5,7 @@ One row of the table is one operation. `dispatch` holds the conditions under whi
 Three units are larger than an operation and not in the table. They read weights that were packed in advance, so they
 are built once for a network (inference/lowering.py) instead of chosen for each call: `PackedLinear` (linear.py),
 `NativeBlock` and `NativeDecoder` (native/inference.py: a block, or all blocks and the top-k, as one call). The backends
-of lowered decoders are in `inference/lowering.py`. Recurrent layers have no fused step: their cells are torch's.
+of lowered decoders are in `inference/lowering.py`. The cells of recurrent layers are torch's.
 """
 
 from transduce.kernels.add_norm import DROPOUT, DROPOUT_ADD, NORM, POST_NORM, PRE_NORM
@@ -15,6 +15,7 @@ from transduce.kernels.cross_entropy import CROSS_ENTROPY
 from transduce.kernels.decode_step import CACHE_ATTENTION, DECODE_EMBEDDING, DECODE_LINEAR, DECODE_QKV, MEMORY_ATTENTION
 from transduce.kernels.dispatch import Operation
 from transduce.kernels.linear import LINEAR, OUTPUT_PROJECTION, SPLIT, WEIGHT_CAST
+from transduce.kernels.recurrent import RECURRENT_LAYER
 
 OPERATIONS: dict[str, Operation] = {
     operation.name: operation
@@ -32,6 +33,7 @@ OPERATIONS: dict[str, Operation] = {
         ATTENTION,  # softmax(scale q k^T + bias) v; in generation too
         ADDITIVE_SCORES,  # v . tanh(q + k)
         ADDITIVE_CONTEXT,  # softmax(v . tanh(q + k)) values
+        RECURRENT_LAYER,  # RNN, GRU or LSTM over padded sequences; in generation too
         CROSS_ENTROPY,  # label-smoothed, of logits
         # decoding
         DECODE_EMBEDDING,  # token and position embeddings of a step

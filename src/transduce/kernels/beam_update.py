@@ -26,6 +26,8 @@ MAX_BEAMS = 32  # of the Triton kernel
 SOURCE_FIELDS = ("history", "token_scores", "totals", "lengths", "max_lengths", "prefix_lengths", "steps")
 MIN_COVERAGE = 1e-6  # of a source row in the coverage penalty: sparse attention may leave a row without any weight
 COMPLETE_BONUS = 1e9  # ranks a complete hypothesis above every truncated one
+COMPACT_SHARE = 0.75  # on a GPU finished sources are removed once at most this share is active: removal copies the rest
+TOP_K_COMPACT_SHARE = 0.5  # the same where the top-k step skips inactive rows by itself
 GROUP = 128  # scores whose maximum is found first
 TILE = 1024  # logits that one Triton program scans
 
@@ -141,6 +143,23 @@ class BeamState:
     def active(self) -> Tensor:
         """B: which sources have an active row."""
         return (self.totals > -torch.inf).any(1)
+
+
+def histories_grow(device: torch.device) -> bool:
+    """Whether histories are as long as the outputs so far, on a CPU; elsewhere they have all columns from the start."""
+    return device.type == "cpu"
+
+
+def compaction_threshold(beams: BeamState, *, top_k: bool) -> float:
+    """The number of active sources up to which finished ones are removed, as removal then costs less than they do.
+
+    On a CPU an inactive row costs as much as an active one, and compaction copies only the rows that move. The top-k
+    step skips inactive rows by itself.
+    """
+    size = len(beams.totals)
+    if beams.totals.is_cpu and not top_k:
+        return size - 1
+    return (TOP_K_COMPACT_SHARE if top_k else COMPACT_SHARE) * size
 
 
 def _form(tree: Tree) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -172,6 +172,11 @@ def tensors_of(value: Any) -> list[Tensor]:
     else:
         parts = list(value.values()) if isinstance(value, dict) else list(value) if isinstance(value, tuple) else []
     return [tensor for part in parts for tensor in tensors_of(part)]
+
+
+def storages(tensors: Iterable[Tensor]) -> set[int]:
+    """The addresses of the storages of these tensors: tensors that share memory have the same one."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
 def clone_tensors(value: Any) -> Any:

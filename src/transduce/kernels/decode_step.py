@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from transduce.flow import CacheSlots
+from transduce.flow import CacheSlots, additive_mask
 from transduce.kernels import dispatch
 from transduce.kernels.attention import DECODE_HEAD_WIDTHS, MAX_QUERIES, decode_attention
 from transduce.kernels.dispatch import Backend, Operation
@@ -159,6 +160,19 @@ DECODE_LINEAR = Operation(
     "decode_linear", decode_linear_reference, (Backend("triton", _accepts_linear, triton_linear),)
 )
 DECODE_QKV = Operation("decode_qkv", decode_qkv_reference, (Backend("triton", _accepts_linear, triton_qkv),))
+
+
+def empty_cache(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros; on a CPU from numpy, whose pages the system clears on first use: most of a cache is never used."""
+    if like.is_cpu and like.dtype == torch.float32:
+        return torch.from_numpy(np.zeros(shape, np.float32))
+    return like.new_zeros(shape)
+
+
+def memory_bias(mask: Tensor) -> Tensor | None:
+    """The memory mask (B S) as a bias of the scores (B 1 1 S) where kernels need one, on a CPU: computed once per
+    search, not per layer and step. None: they read the boolean mask."""
+    return additive_mask(mask[:, None, None]) if mask.is_cpu else None
 
 
 def cache_attention_reference(query: Tensor, cache: KeysValues, slots: CacheSlots, scale: float) -> Tensor:

@@ -128,6 +128,11 @@ def host_may_read(values: Tensor) -> bool:
     return not (values.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
+def runs_asynchronously(x: Tensor) -> bool:
+    """Whether the host runs ahead of the operations on x, so that reading a value makes it wait: on a GPU."""
+    return x.is_cuda
+
+
 def has_hooks(layer: nn.Module) -> bool:
     """Whether calling the layer does more than its forward: adapters are attached as hooks."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks)

@@ -1,15 +1,13 @@
-"""Linear layer, dropout, position-wise feed-forward network, mixture of experts, gated and positional convolution."""
+"""Linear layer, dropout, position-wise feed-forward network, mixture of experts."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from transduce.errors import InputError
 from transduce.kernels.add_norm import dropout
@@ -23,8 +21,6 @@ ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
     "gelu_tanh": partial(nn.GELU, "tanh"),
     "silu": nn.SiLU,
 }
-HALF = math.sqrt(0.5)  # keeps the variance of a sum of two terms
-MAX_RECEPTIVE_FIELD = 2**20  # rows
 
 
 def dense(width_in: int, width_out: int, bias: bool = True, gain: float = 1.0) -> nn.Linear:
@@ -122,87 +118,3 @@ class MixtureOfExperts(nn.Module):
         """Every expert computes every row: the same shapes whatever the choice, as a captured graph needs them."""
         parts = (expert(rows) * weights[:, number, None] for number, expert in enumerate(self.experts))
         return torch.stack([part.to(rows.dtype) for part in parts]).sum(0)
-
-
-class GatedConvolution(nn.Module):
-    """a * sigmoid(b) with [a; b] = W [x_{t-(k-1)d} .. x_{t-d}, x_t] + c, over k rows (Gehring 2017, Dauphin 2017)
-
-    The rows are d apart: the dilation (van den Oord 2016, Kalchbrenner 2016).
-    """
-
-    def __init__(
-        self, width: int, kernel: int, dropout: float, dilation: int = 1, *, input_width: int | None = None
-    ) -> None:
-        super().__init__()
-        self.width, self.input_width = width, input_width or width
-        self.before = (kernel - 1) * dilation  # rows before the first output
-        self.dropout = Dropout(dropout)
-        self.conv = nn.Conv1d(self.input_width, 2 * width, kernel, dilation=dilation)
-        self.residual_proj = None if self.input_width == width else dense(self.input_width, width)
-        # The initialisation compensates for the gate, which halves the variance, and for dropout.
-        nn.init.normal_(self.conv.weight, std=math.sqrt(4 * (1 - dropout) / (kernel * self.input_width)))
-        assert self.conv.bias is not None
-        nn.init.zeros_(self.conv.bias)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """R (T + before) D -> R T D."""
-        both = self.conv(self.dropout(rows).transpose(1, 2)).transpose(1, 2)
-        return F.glu(both, -1)
-
-    def residual(self, rows: Tensor) -> Tensor:
-        """What a residual connection adds to the output: the input, projected where the widths differ."""
-        return rows if self.residual_proj is None else self.residual_proj(rows)
-
-
-def gated_convolutions(
-    layers: int,
-    width: int,
-    kernel: int,
-    dropout: float,
-    *,
-    dilation: int,
-    widths: tuple[int, ...] = (),
-    kernels: tuple[int, ...] = (),
-) -> Iterator[GatedConvolution]:
-    """The convolutions of a stack. `widths` and `kernels`: those of each layer, where they differ."""
-    widths, kernels = widths or (width,) * layers, kernels or (kernel,) * layers
-    if len(widths) != layers or len(kernels) != layers or widths[-1] != width:
-        raise InputError(
-            f"{len(widths)} widths and {len(kernels)} kernels for {layers} layers of the last width {width}",
-            remedy="give one width and one kernel for each layer, and the last width as `width`",
-        )
-    inputs, distances = (widths[0], *widths), dilations(layers, max(kernels), dilation)
-    return (
-        GatedConvolution(out, rows, dropout, distance, input_width=given)
-        for given, out, rows, distance in zip(inputs[:-1], widths, kernels, distances, strict=True)
-    )
-
-
-class PositionalConvolution(nn.Module):
-    """x + f(conv x): relative positions from the rows around each row (Mohamed 2019, Baevski 2020)"""
-
-    def __init__(self, width: int, kernel: int, groups: int, activation: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.activation = activation
-        if width % groups:
-            raise InputError(f"a width of {width} cannot be divided into {groups} groups", remedy="choose a divisor")
-        self.conv = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=groups)
-
-    def forward(self, rows: Tensor, real: Tensor) -> Tensor:
-        """R T D -> R T D. Padding is zero, like the rows beyond the end."""
-        rows = rows * real[..., None]
-        context = self.conv(rows.transpose(1, 2))[..., : rows.size(1)]  # an even kernel gives one row more
-        return rows + self.activation(context).transpose(1, 2)
-
-
-def dilations(layers: int, kernel: int, growth: int) -> list[int]:
-    """The dilation of each layer: 1, g, g^2, ... An output then depends on 1 + (k - 1) (1 + g + g^2 + ...) rows.
-
-    With g = k every row is the root of a tree over k^L rows, each of which it reaches by exactly one path of length L.
-    """
-    found = [growth**number for number in range(layers)]
-    if (rows := 1 + (kernel - 1) * sum(found)) > MAX_RECEPTIVE_FIELD:
-        raise InputError(
-            f"{layers} layers with these dilations see {rows:,} rows", remedy="reduce layers, kernel or dilation"
-        )
-    return found

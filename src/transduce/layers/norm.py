@@ -126,7 +126,7 @@ class Residual(NamedTuple):
     """
 
     norm: nn.Module
-    place: NormPlacement
+    placement: NormPlacement
     dropout: nn.Dropout
     output_norm: nn.Module | None = None  # norm_2 of a sandwich
 
@@ -134,7 +134,7 @@ class Residual(NamedTuple):
         """The residual, and the input of the layer."""
         if isinstance(values, NormPair):
             return values
-        if self.place != "post":
+        if self.placement != "post":
             return norm_stream(self.norm, values, real)
         assert isinstance(values, Tensor)
         return values, values
@@ -142,6 +142,6 @@ class Residual(NamedTuple):
     def leave(self, values: Tensor, change: Tensor, real: Tensor | None) -> ResidualStream:
         """The residual stream after the layer, whose output is `change`."""
         change = change if self.output_norm is None else self.output_norm(change, real)
-        if self.place != "post":
+        if self.placement != "post":
             return add_residual(values, change, self.dropout)
         return add_norm(self.norm, values, change, self.dropout, real)

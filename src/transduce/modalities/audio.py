@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,8 @@ from transduce.contracts import Count, FrontEnd, Modality, Rate, VisualSource
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Padded
 from transduce.kernels.linear import ACTIVATIONS
-from transduce.layers.feed_forward import PositionalConvolution, dense
+from transduce.layers.convolution import PositionalConvolution
+from transduce.layers.feed_forward import dense
 from transduce.layers.norm import InstanceNorm, LayerNorm, NoNorm
 from transduce.layers.option_groups import flat_options
 from transduce.modalities.audio_files import (
@@ -382,19 +383,41 @@ class WaveformStem(SampleConvolutions):
         return normed
 
 
+@dataclass(frozen=True)
+class SampleConvolutionOptions:
+    """The strided convolutions over the samples of a waveform."""
+
+    conv_widths: tuple[Count, ...] = (512,) * 7
+    kernels: tuple[Count, ...] = (10, 3, 3, 3, 3, 2, 2)
+    strides: tuple[Count, ...] = (5, 2, 2, 2, 2, 2, 2)
+    conv_norm: Literal["first", "all"] = "first"  # instance norm after the first one, or layer norm after all
+    conv_bias: bool = False
+
+    def make(self, input_width: int) -> Iterator[nn.Conv1d]:
+        if not len(self.conv_widths) == len(self.kernels) == len(self.strides):
+            raise InputError("conv_widths, kernels and strides differ in length", remedy="give one value per layer")
+        inputs = (input_width, *self.conv_widths)
+        return (
+            nn.Conv1d(below, size, kernel, stride, bias=self.conv_bias)
+            for below, size, kernel, stride in zip(inputs, self.conv_widths, self.kernels, self.strides, strict=False)
+        )
+
+    def make_norms(self) -> Iterator[nn.Module]:
+        if self.conv_norm == "all":
+            return (LayerNorm(size) for size in self.conv_widths)
+        return iter([InstanceNorm(self.conv_widths[0])])
+
+
 class WaveformConvolution(SampleConvolutions):
     """W norm(conv .. conv x) over samples, with a positional convolution over its rows (wav2vec 2.0, Baevski 2020)"""
 
+    @flat_options
     def __init__(
         self,
         width: int,
         *,
         shape: tuple[int, ...] = (),
-        conv_widths: tuple[Count, ...] = (512,) * 7,
-        kernels: tuple[Count, ...] = (10, 3, 3, 3, 3, 2, 2),
-        strides: tuple[Count, ...] = (5, 2, 2, 2, 2, 2, 2),
-        conv_norm: Literal["first", "all"] = "first",
-        conv_bias: bool = False,
+        convolutions: SampleConvolutionOptions,
         activation: Literal["relu", "gelu", "silu"] = "gelu",
         projection_norm: bool = True,
         norm_eps: Annotated[float, Gt(0)] = 1e-5,
@@ -402,21 +425,15 @@ class WaveformConvolution(SampleConvolutions):
         position_groups: Count = 16,
         dropout: Rate = 0.0,
     ) -> None:
-        """`conv_norm`: instance norm after the first convolution, or layer norm after all. `projection_norm`: layer
-        norm before the projection to the width of the model. `position_kernel`: rows of the positional convolution."""
+        """`projection_norm`: layer norm before the projection to the width of the model. `position_kernel`: rows of
+        the positional convolution."""
         super().__init__()
-        if not len(conv_widths) == len(kernels) == len(strides):
-            raise InputError("conv_widths, kernels and strides differ in length", remedy="give one value per layer")
-        self.width, self.kernels, self.strides, self.activation = width, kernels, strides, ACTIVATIONS[activation]
-        sizes = [frame_width(shape), *conv_widths]
-        self.convs = nn.ModuleList(
-            nn.Conv1d(below, size, kernel, stride, bias=conv_bias)
-            for below, size, kernel, stride in zip(sizes[:-1], sizes[1:], kernels, strides, strict=True)
-        )
-        first = [InstanceNorm(conv_widths[0])]
-        self.conv_norms = nn.ModuleList([LayerNorm(size) for size in conv_widths] if conv_norm == "all" else first)
-        self.projection_norm = LayerNorm(conv_widths[-1], eps=norm_eps) if projection_norm else NoNorm()
-        self.projection, self.dropout = dense(conv_widths[-1], width), nn.Dropout(dropout)
+        self.width, self.activation, last = width, ACTIVATIONS[activation], convolutions.conv_widths[-1]
+        self.kernels, self.strides = convolutions.kernels, convolutions.strides
+        self.convs = nn.ModuleList(convolutions.make(frame_width(shape)))
+        self.conv_norms = nn.ModuleList(convolutions.make_norms())
+        self.projection_norm = LayerNorm(last, eps=norm_eps) if projection_norm else NoNorm()
+        self.projection, self.dropout = dense(last, width), nn.Dropout(dropout)
         self.position = PositionalConvolution(width, position_kernel, position_groups, self.activation)
 
     def forward(self, source: Padded) -> Padded:

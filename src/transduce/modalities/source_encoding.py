@@ -116,9 +116,9 @@ class ModalitySourceEncoding(SourceEncoding):
 
     def sources_in(self, path: str) -> list[str]:
         first, *others = self.source.parts.values()
-        place = Path(path)
+        location = Path(path)
         extensions = {extension for modality in (first, *others) for extension in modality.extensions}
-        if others and place.suffix.lower() in extensions and place.is_file():
+        if others and location.suffix.lower() in extensions and location.is_file():
             raise InputError(
                 f"one file, but this model reads {' and '.join(self.source.parts)}",
                 where=path,
@@ -126,7 +126,7 @@ class ModalitySourceEncoding(SourceEncoding):
             )
         if others or isinstance(first, TextModality):
             return []
-        files = sorted(place.rglob("*")) if place.is_dir() else [place]
+        files = sorted(location.rglob("*")) if location.is_dir() else [location]
         return [str(file) for file in files if file.suffix.lower() in first.extensions and file.is_file()]
 
     def batch(self, sources: Sequence[EncodedSource], targets: Sequence[Sequence[int]] | None = None) -> Batch:

@@ -60,9 +60,9 @@ class WindowAttention(nn.Module):
         if self.shift:
             values = values.roll((-self.shift, -self.shift), (1, 2))
         windows = self._windows(values)  # B*N W*W D
-        places = torch.arange(windows.size(1), device=cells.device)[None]
+        index = torch.arange(windows.size(1), device=cells.device)[None]
         mask = self._neighbours(shape[1], shape[2], cells.device).repeat(len(cells), 1, 1, 1) if self.shift else None
-        context = SequenceContext(self.position, places, places, mask)
+        context = SequenceContext(self.position, index, index, mask)
         attended, _, _ = self.attention(windows, self.attention.start(len(windows), windows), context)
         across = shape[2] // self.window
         blocks = attended.view(len(cells), -1, across, self.window, self.window, shape[3])  # B N/A A W W D

@@ -92,7 +92,9 @@ def windowed_recordings(
 def windowed_options_error(source: str) -> InputError:
     """The error about options that a recording in windows cannot have."""
     return InputError(
-        "a recording in windows has no prefix, draft, shortlist or constraints", where=source, remedy="leave them out"
+        "transcription in windows does not support prefixes, drafts, shortlists or constraints",
+        where=source,
+        remedy="leave them out",
     )
 
 
@@ -177,7 +179,7 @@ def split_segments(found: Hypothesis, prompt: int, first: int, step: int, frames
     """
     ids, scores = found.text_ids[prompt:], found.token_scores[prompt:]
     stamped = [token >= first for token in ids]
-    cuts = [place for place in range(1, len(ids)) if stamped[place - 1] and stamped[place]]
+    cuts = [index for index in range(1, len(ids)) if stamped[index - 1] and stamped[index]]
     ended = stamped[-2:] == [False, True]  # one timestamp at the end: nothing is said after it
     if not cuts:
         times = [token for token in ids if token >= first]

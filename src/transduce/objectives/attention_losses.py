@@ -75,8 +75,8 @@ class GuidedAlignment(AttentionLoss):
 
 def gold_weights(links: Padded, like: Tensor) -> Tensor:
     """Alignment links (B M 2) -> B T S: a uniform distribution over the source tokens of each aligned target token."""
-    rows, places = links.mask.nonzero(as_tuple=True)
-    source, target = links.values[rows, places].unbind(-1)
+    rows, columns = links.mask.nonzero(as_tuple=True)
+    source, target = links.values[rows, columns].unbind(-1)
     gold = torch.zeros_like(like)
     gold[rows, target, source] = 1.0
     return gold / gold.sum(-1, keepdim=True).clamp_min(1.0)

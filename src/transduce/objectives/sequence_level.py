@@ -40,8 +40,8 @@ def edit_cost(hypothesis: Ids, reference: Ids) -> float:
     before = list(range(len(reference) + 1))
     for number, token in enumerate(hypothesis, 1):
         row = [number]
-        for place, wanted in enumerate(reference, 1):
-            row.append(min(before[place] + 1, row[-1] + 1, before[place - 1] + (token != wanted)))
+        for column, wanted in enumerate(reference, 1):
+            row.append(min(before[column] + 1, row[-1] + 1, before[column - 1] + (token != wanted)))
         before = row
     return before[-1] / (len(reference) + 1)
 
@@ -54,8 +54,8 @@ class Candidates:
     """Candidate outputs of all sources, concatenated; the first of each source is the reference."""
 
     ids: list[tuple[int, ...]]  # without <s>
-    owners: Tensor  # C: the source
-    places: Tensor  # C: the index among the candidates of its source
+    source_index: Tensor  # C: the source
+    candidate_index: Tensor  # C: the index among the candidates of its source
     costs: Tensor  # C
 
 
@@ -84,15 +84,15 @@ class MinimumRisk(Objective):
         device, tokens = batch.device, batch.labels.mask.sum(1)  # B
         found = self._candidates(cast(Transducer, model), batch)
         read = Padded.from_rows([[BOS, *ids] for ids in found.ids]).to(device)
-        wide = replace(batch.select(found.owners), target=read)
+        wide = replace(batch.select(found.source_index), target=read)
         scores = log_probabilities(model(wide).logits).gather(-1, wide.labels.values[..., None]).squeeze(-1)
         totals = scores.where(wide.labels.mask, 0.0).sum(1)  # C: log p(y | x), now with gradient
-        owners, places = found.owners.to(device), found.places.to(device)
-        shape = batch.size, int(places.max()) + 1  # B M
-        table = totals.new_full(shape, -torch.inf).index_put((owners, places), self.sharpness * totals)
-        costs = totals.new_zeros(shape).index_put((owners, places), found.costs.to(device))
+        source_index, candidate_index = found.source_index.to(device), found.candidate_index.to(device)
+        shape = batch.size, int(candidate_index.max()) + 1  # B M
+        table = totals.new_full(shape, -torch.inf).index_put((source_index, candidate_index), self.sharpness * totals)
+        costs = totals.new_zeros(shape).index_put((source_index, candidate_index), found.costs.to(device))
         risk = ((table.softmax(-1) * costs).sum(-1) * tokens).sum()
-        nll = -totals[places == 0].sum()
+        nll = -totals[candidate_index == 0].sum()
         parts = {"nll": nll.detach(), "risk": risk.detach()}
         return Loss(torch.lerp(nll, risk, self.weight), parts)
 
@@ -105,13 +105,13 @@ class MinimumRisk(Objective):
         measure = COSTS[self.cost]
         ids: list[tuple[int, ...]] = []
         facts: list[tuple[int, int, float]] = []
-        for owner, hypotheses in enumerate(drawn):
-            reference = tuple(gold.values[owner][gold.mask[owner]].tolist())
+        for source, hypotheses in enumerate(drawn):
+            reference = tuple(gold.values[source][gold.mask[source]].tolist())
             each = dict.fromkeys([reference, *(hypothesis.ids for hypothesis in hypotheses)])
             ids += each
-            facts += [(owner, place, measure(_words(one), _words(reference))) for place, one in enumerate(each)]
-        owners, places, costs = (torch.tensor(column) for column in zip(*facts, strict=True))
-        return Candidates(ids, owners, places, costs)
+            facts += [(source, number, measure(_words(one), _words(reference))) for number, one in enumerate(each)]
+        source_index, candidate_index, costs = (torch.tensor(column) for column in zip(*facts, strict=True))
+        return Candidates(ids, source_index, candidate_index, costs)
 
 
 def _words(ids: Ids) -> Ids:
@@ -193,10 +193,10 @@ class Expert:
         single = torch.stack((copied.any(1), deleted.any(1), ended.any(1)), 1)
         return torch.cat((single, self._tokens(replaced), self._tokens(inserted)), 1)
 
-    def _tokens(self, places: Tensor) -> Tensor:
-        """B V: the reference tokens at these places (B J)."""
-        found = torch.zeros(len(places), self.vocabulary, device=places.device)
-        return found.scatter_add(1, self.problem.target, places.float()) > 0
+    def _tokens(self, positions: Tensor) -> Tensor:
+        """B V: the reference tokens at these positions (B J)."""
+        found = torch.zeros(len(positions), self.vocabulary, device=positions.device)
+        return found.scatter_add(1, self.problem.target, positions.float()) > 0
 
 
 def _equal(one: Tensor, other: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ class RollIn:
     """The states that a policy visited: K steps of every row, with the optimal actions of each."""
 
     written: Tensor  # B T: <s> and the output
-    places: Tensor  # B K: the number of tokens that were written before
+    written_before: Tensor  # B K: the number of tokens that were written before
     rows: Tensor  # B K: the pointer
     optimal: Tensor  # B K A
     visited: Tensor  # B K: False after the end of a row
@@ -254,7 +254,7 @@ class Imitation(Objective):
         decoder, state = cast(EditTransducerDecoder, network.decoder), network.start(batch)
         rolled = self._roll_in(decoder, state, batch)
         hidden = decoder.read(rolled.written, state)[0]  # B T W
-        visited = hidden.gather(1, rolled.places[..., None].expand(-1, -1, hidden.size(-1)))  # B K W
+        visited = hidden.gather(1, rolled.written_before[..., None].expand(-1, -1, hidden.size(-1)))  # B K W
         scores = _joint(*decoder.actions_at(visited, rolled.rows, state))
         right = scores.masked_fill(~rolled.optimal, -torch.inf).logsumexp(-1)  # B K
         return Loss(-right.where(rolled.visited, 0.0).sum(), {"mistakes": rolled.mistakes})
@@ -267,13 +267,13 @@ class Imitation(Objective):
         written = [torch.full_like(problem.last, BOS)[:, None]]
         hidden, state = decoder.read(written[0], state)
         distances, rows, alive = expert.start(), torch.zeros_like(problem.last), problem.last >= 0
-        places, steps, mistakes = torch.zeros_like(rows), [], torch.zeros((), device=rows.device)
+        written_before, steps, mistakes = torch.zeros_like(rows), [], torch.zeros((), device=rows.device)
         for number in range(numbers.size(1)):
             alive = alive & (limits > number)
             if not alive.any():
                 break
             optimal = expert.optimal(distances, rows)
-            steps.append((places, rows, optimal, alive))
+            steps.append((written_before, rows, optimal, alive))
             scores = _joint(*decoder.actions_at(hidden, rows[:, None], state))[:, 0]
             allowed = optimal | (numbers[:, number, 0] < self.rate)[:, None]
             chosen = _sample(scores.masked_fill(~allowed, -torch.inf), numbers[:, number, 1])
@@ -285,9 +285,9 @@ class Imitation(Objective):
             hidden, state = read.where(writes[:, None, None], hidden), _where(writes, after, state)
             distances = expert.write(distances, tokens).where(writes[:, None], distances)
             written.append(tokens[:, None])
-            places, rows = places + writes, rows + moves
+            written_before, rows = written_before + writes, rows + moves
         before, pointers, optimal, visited = (torch.stack(column, 1) for column in zip(*steps, strict=True))
-        tokens = _compact(torch.cat(written, 1), before, places)
+        tokens = _compact(torch.cat(written, 1), before, written_before)
         return RollIn(tokens, before, pointers, optimal, visited, mistakes)
 
 
@@ -348,11 +348,11 @@ def _effect(chosen: Tensor, source: Tensor, rows: Tensor, vocabulary: int) -> tu
     return (chosen == COPIED) | substitutes | inserts, (chosen <= DELETED) | substitutes, tokens
 
 
-def _compact(written: Tensor, places: Tensor, total: Tensor) -> Tensor:
-    """<s> and the tokens that were written (B T), from one token a step (B K+1) and the places before each (B K)."""
-    after = torch.cat((places[:, 1:], total[:, None]), 1)
+def _compact(written: Tensor, written_before: Tensor, total: Tensor) -> Tensor:
+    """<s> and the tokens that were written (B T), from one token per step (B K+1) and the counts before each (B K)."""
+    after = torch.cat((written_before[:, 1:], total[:, None]), 1)
     result = torch.zeros(len(written), int(total.max()) + 1, dtype=torch.long, device=written.device)
     result[:, 0] = written[:, 0]
-    rows, steps = (after > places).nonzero(as_tuple=True)
+    rows, steps = (after > written_before).nonzero(as_tuple=True)
     result[rows, after[rows, steps]] = written[rows, steps + 1]
     return result

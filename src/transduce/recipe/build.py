@@ -105,8 +105,8 @@ def share_weights(one: nn.Module, other: nn.Module) -> list[str]:
     others = dict(other.named_parameters(remove_duplicate=False))
     shared = []
     for name, parameter in one.named_parameters(remove_duplicate=False):
-        fits = name in others and others[name].shape == parameter.shape and not name.startswith(EMBEDDING)
-        if fits and not any(name.startswith(f"{prefix}.") for prefix in excluded):
+        same_shape = name in others and others[name].shape == parameter.shape and not name.startswith(EMBEDDING)
+        if same_shape and not any(name.startswith(f"{prefix}.") for prefix in excluded):
             module, _, leaf = name.rpartition(".")
             setattr(other.get_submodule(module), leaf, parameter)
             shared.append(name)

@@ -95,7 +95,7 @@ def _check_two_vocabularies(recipe: Recipe, where: str) -> None:
     model = recipe.model
     alone = model.encoder is None and recipe.data.format != "text"
     one = "set tokens.shared: true"
-    for wrong, problem, place, remedy in (
+    for wrong, problem, key, remedy in (
         (
             gives_vectors(model) and model.target_encoder is None,
             "both sides of a pair go through one encoder, so they need one vocabulary",
@@ -116,10 +116,10 @@ def _check_two_vocabularies(recipe: Recipe, where: str) -> None:
             f"{one}, or model.decoder.copy_action: false",
         ),
         (model.tie == "all", "tie: all needs one vocabulary", "", f"{one}, or tie: target"),
-        (alone, "a decoder alone reads source and target in one stream", "", one),
+        (alone, "a decoder-only model reads source and target as one sequence", "", one),
     ):
         if wrong:
-            raise InputError(problem, where=f"{where}{place}", remedy=remedy)
+            raise InputError(problem, where=f"{where}{key}", remedy=remedy)
 
 
 def _check_text(recipe: Recipe, where: str) -> None:
@@ -255,13 +255,13 @@ def _check_labels(head: Mapping[str, Any] | str, recipe: Recipe, where: str) -> 
         return
     if per == "word" and (target != "words" or source in ("chars", "bytes", "labels")):
         raise InputError(
-            f"one label a word needs words on both sides, not {source} and {target}",
+            f"one label per word needs words on both sides, not {source} and {target}",
             where=where,
             remedy="set tokens.source.kind: words (or bpe, unigram) and tokens.target.kind: words",
         )
     if per == "line" and target != "labels":
         raise InputError(
-            f"one label a line needs whole lines as target tokens, not {target}",
+            f"one label per line needs whole lines as target tokens, not {target}",
             where=where,
             remedy="set tokens.target.kind: labels",
         )

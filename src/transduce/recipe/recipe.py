@@ -1,8 +1,10 @@
-"""Recipe: the typed description of a run; YAML, overrides (`key.path=value`) and error messages."""
+"""Recipe: the typed description of a run; YAML, overrides (`key.path=value`), classes of the user, error messages."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -143,12 +145,12 @@ def parse(content: Mapping[str, Any], where: str = "recipe") -> Recipe:
 def explain_error(error: ValidationError, where: str, known: Iterable[str], prefix: str = "") -> InputError:
     """The first problem as a message that names the key and, for an unknown key, the most similar one."""
     first, *others = error.errors()
-    place = _place(first)
-    key = ".".join(str(part) for part in (prefix, *place) if part != "")
+    key_path = _key_path(first)
+    key = ".".join(str(part) for part in (prefix, *key_path) if part != "")
     if first["type"] == "extra_forbidden":
         return InputError(f"unknown key {key!r}", where=where, remedy=nearest(str(first["loc"][-1]), known))
-    rivals = dict.fromkeys(_plain_words(one) for one in (first, *others) if _place(one) == place)
-    problem, *rest = rivals  # several where a value may have several types
+    problems = dict.fromkeys(_plain_words(one) for one in (first, *others) if _key_path(one) == key_path)
+    problem, *rest = problems  # several where a value may have several types
     problem = ", or ".join((problem, *(one.removeprefix("this must be ") for one in rest)))
     if not isinstance(first["input"], (dict, BaseModel)):
         given = repr(first["input"])
@@ -183,7 +185,7 @@ PROBLEMS = {
 _TYPE = re.compile(r"(str|int|float|bool|none|dict|list|tuple|literal|constrained|function|nullable)\b.*|[A-Z]\w*")
 
 
-def _place(error: ErrorDetails) -> tuple[int | str, ...]:
+def _key_path(error: ErrorDetails) -> tuple[int | str, ...]:
     """The key path of an error, without the names of the types that were tried."""
     return tuple(part for part in error["loc"] if isinstance(part, int) or not _TYPE.fullmatch(part))
 
@@ -234,3 +236,22 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def dump(recipe: Recipe) -> str:
     """The recipe as YAML."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def load_user_class(contract: type, kind: str, where: str) -> type:
+    """The class that a recipe names as `file:Class`: imports the file, found from the working directory."""
+    file, _, name = kind.partition(":")
+    path = Path(file if file.endswith(".py") else f"{file}.py").resolve()
+    if not path.is_file():
+        raise InputError(f"{kind!r} needs the file {path}", where=where)
+    module_name = f"transduce_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # get_type_hints looks the module up by name
+    spec.loader.exec_module(module)
+    part = getattr(module, name, None)
+    if not (isinstance(part, type) and issubclass(part, contract)):
+        raise InputError(f"{path} has no {contract.__name__} called {name!r}", where=where)
+    return part

@@ -16,7 +16,6 @@ from transduce.attention.multihead import WINDOWS
 from transduce.attention.positions import POSITIONS
 from transduce.attention.scores import NORMALISERS, SCORES
 from transduce.attention.self_attention import TOKEN_MIXERS
-from transduce.contracts import Noise
 from transduce.data.augmentation import AUGMENTATIONS
 from transduce.data.noise import NOISES
 from transduce.decoders import DECODERS
@@ -28,9 +27,8 @@ from transduce.errors import InputError, nearest
 from transduce.evaluation.evaluate import METRICS
 from transduce.heads import HEADS
 from transduce.modalities import FRONT_ENDS, MODALITIES
-from transduce.objectives import OBJECTIVES, Objective
-from transduce.recipe import Recipe, explain_error
-from transduce.recipe.user_code import load_user_class
+from transduce.objectives import OBJECTIVES
+from transduce.recipe.recipe import Recipe, explain_error, load_user_class
 from transduce.training.report import TRACKERS
 
 # Every extension point of contracts.py -> {name in a recipe: class}. The contract tests walk all of them.
@@ -46,8 +44,8 @@ REGISTRIES: dict[type, Mapping[str, type]] = {
     contracts.Window: WINDOWS,
     contracts.PositionEncoding: POSITIONS,
     contracts.TokenMixer: TOKEN_MIXERS,
-    Objective: OBJECTIVES,
-    Noise: NOISES,
+    contracts.Objective: OBJECTIVES,
+    contracts.Noise: NOISES,
     contracts.Augmentation: AUGMENTATIONS,
     contracts.Strategy: STRATEGIES,
     contracts.LogitsProcessor: LOGITS_PROCESSORS,
@@ -104,7 +102,7 @@ def check_user_code(recipe: Recipe, where: str, *, trusted: bool, overrides: Ite
     own = [kind for kind in user_classes(recipe) if kind not in named]
     if own and not trusted:
         raise InputError(
-            f"this recipe needs code of its own: {', '.join(own)}",
+            f"this recipe uses Python code of the user: {', '.join(own)}",
             where=where,
             remedy="use --trust-user-code (trust_user_code=True) if you trust that code",
         )
@@ -140,7 +138,7 @@ def complete(contract: type, spec: str | Mapping[str, Any], where: str) -> Spec:
     spec = {"kind": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     kind = spec.pop("kind", None)
     if not isinstance(kind, str):
-        raise InputError("which kind?", where=where, remedy=f"kind: {' | '.join(REGISTRIES[contract])}")
+        raise InputError("`kind` is missing", where=where, remedy=f"kind: {' | '.join(REGISTRIES[contract])}")
     part = find(contract, kind, where)
     known = options(part)
     nested = {name: inner for name, (annotation, _) in known.items() if (inner := part_contract(annotation))}

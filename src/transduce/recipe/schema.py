@@ -44,7 +44,7 @@ class TextRecipe(Section):
     """Tokenizer of one side."""
 
     kind: Literal["chars", "words", "bytes", "bpe", "unigram", "labels", "given"] = Field(
-        "bpe", description="Kind of tokens; `labels`: one token a line; `given`: the tokenizer of the run in `init`."
+        "bpe", description="Kind of tokens; `labels`: one token per line; `given`: the tokenizer of the run in `init`."
     )
     size: Positive = Field(8000, description="Vocabulary size, the four special tokens included.")
     min_count: Positive = Field(1, description="Characters or words with a lower count become <unk>.")
@@ -376,7 +376,12 @@ class TrainingRecipe(Section):
     )
     min_epochs: int = Field(0, ge=0, description="Epochs before early stopping.")
     log_every: Positive = Field(10, description="Updates between log entries.")
-    max_nonfinite: Positive = Field(5, description="Training stops after this number of non-finite updates in a row.")
+    max_nonfinite: Positive = Field(
+        5, description="After this number of non-finite updates in a row, training returns to the newest checkpoint."
+    )
+    max_rollbacks: int = Field(
+        2, ge=0, description="Returns to a checkpoint, each with half the learning rate, before training stops."
+    )
     seed: int = Field(1, description="Seed of initialisation, data order and dropout.")
     deterministic: bool = Field(
         False,

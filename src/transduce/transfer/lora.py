@@ -250,7 +250,7 @@ def load_run_weights(
 def _parameter_names(run: Run, recipe: Recipe) -> list[str]:
     if own := registry.user_classes(recipe):
         raise InputError(
-            f"this model needs code of its own: {', '.join(own)}",
+            f"this model uses Python code of the user: {', '.join(own)}",
             where=str(run.recipe_file),
             remedy="merge it first: transduce merge RUN NEW_RUN --trust-user-code",
         )

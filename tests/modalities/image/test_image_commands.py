@@ -79,9 +79,9 @@ def test_generate_reads_one_image_and_a_folder(run, folder):
 
 def test_image_is_explained_with_png_and_html(run, folder, tmp_path):
     picture = next((folder / "shapes" / "files").iterdir())
-    told = call("explain", run, picture, "--html", tmp_path / "x.html", "--png", tmp_path / "x.png")
-    assert "x.html" in told
-    assert "x.png" in told
+    message = call("explain", run, picture, "--html", tmp_path / "x.html", "--png", tmp_path / "x.png")
+    assert "x.html" in message
+    assert "x.png" in message
     assert Pillow.open(tmp_path / "x.png").width > 300
     page = (tmp_path / "x.html").read_text()
     data = json.loads(page.partition('id="page">')[2].partition("</script>")[0])["explanations"][0]
@@ -118,10 +118,10 @@ def test_suggested_commands_use_relative_paths_and_escape_tabs(tmp_path, monkeyp
     near = _relative(f"{tmp_path}/a/x.png\twhat's it ?\t/other/y.png")
     assert near == "a/x.png\twhat's it ?\t/other/y.png"
     for line in (near, "plain 'text'", "a\\b\tc $HOME `d`\t!"):
-        said = subprocess.run(
+        finished = subprocess.run(
             ["bash", "-c", f"printf %s {_shell_quote(line)}"], capture_output=True, text=True, check=True
         )
-        assert said.stdout == line
+        assert finished.stdout == line
         assert "\t" not in _shell_quote(line)
 
 

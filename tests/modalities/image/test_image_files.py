@@ -179,9 +179,9 @@ def test_unreadable_images_are_dropped_and_counted(tmp_path):
         ("image too large", 1, 4),
         ("no such image", 1, 6),
     ):
-        told = next(line for line in lines.splitlines() if reason in line)
-        assert str(count) in told
-        assert f"pairs.tsv:{line}" in told
+        message = next(line for line in lines.splitlines() if reason in line)
+        assert str(count) in message
+        assert f"pairs.tsv:{line}" in message
     assert store.items.items([2])[0].parts[0].shape == (8, 8, 3)
 
 
@@ -202,13 +202,13 @@ def test_image_named_twice_is_stored_once(tmp_path):
 
 def test_pixels_are_normalised_by_mean_and_spread(tmp_path):
     path = saved(tmp_path / "one.png", Pillow.new("RGB", (8, 8), (0, 255, 51)))
-    plain, told = Image(size=8), Image(size=8, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    plain, normalised = Image(size=8), Image(size=8, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     found = plain.collate([plain.read(str(path))])
     assert found.values[0, 0, 0].tolist() == pytest.approx([-1, 1, -0.6])
     assert found.mask.shape == (1, 8)
     assert found.mask.all()
     wanted = [(0 - 0.485) / 0.229, (1 - 0.456) / 0.224, (0.2 - 0.406) / 0.225]
-    assert told.collate([told.read(str(path))]).values[0, 3, 3].tolist() == pytest.approx(wanted, abs=1e-5)
+    assert normalised.collate([normalised.read(str(path))]).values[0, 3, 3].tolist() == pytest.approx(wanted, abs=1e-5)
     with pytest.raises(InputError):
         Image(size=8, mean=(0.1, 0.2))
 

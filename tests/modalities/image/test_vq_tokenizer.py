@@ -125,7 +125,7 @@ def test_invalid_vq_files_are_refused(untrained, tmp_path):
         (missing, sizes),
         ({**tensors, name: torch.full_like(tensors[name], torch.nan)}, sizes),
     ]
-    wrong = [b"", content[:200], save(tensors), *(save(one, {"codes": json.dumps(told)}) for one, told in bad)]
+    wrong = [b"", content[:200], save(tensors), *(save(one, {"codes": json.dumps(header)}) for one, header in bad)]
     for broken in wrong:
         path.write_bytes(broken)
         with pytest.raises(InputError, match="not a file of codes"):
@@ -160,10 +160,10 @@ def test_commands_encode_and_decode_images(tmp_path, monkeypatch):
     monkeypatch.setattr(image_tokenizers, "UPDATES", 3)
     call("data", "icons", "--count", 6, "--output", tmp_path / "icons")
     pairs = tmp_path / "icons" / "pairs.tsv"
-    told = call(
+    message = call(
         "encode-images", pairs, "--kind", "vq", "--size", 8, "--codebook-size", 8, "--output", tmp_path / "drawn"
     )
-    assert "6 images of 8 x 8 pixels, 4 tokens each, 8 codes" in told
+    assert "6 images of 8 x 8 pixels, 4 tokens each, 8 codes" in message
     lines = [line.split("\t")[1] for line in (tmp_path / "drawn" / "pairs.tsv").read_text().splitlines()]
     assert [len(line.split()) for line in lines] == [4] * 6
     kept = tmp_path / "drawn" / "codes.safetensors"

@@ -1,4 +1,4 @@
-"""Recordings of fairseq 0.12.2."""
+"""Recordings of fairseq 0.12.2, and of 0.10.2, whose options are a namespace."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from data import BEAM, Recording, run, targets, write_data
 MAX_LENGTH = 22
 # Its checkpoints hold more than tensors, which PyTorch refuses by default since 2.6; the fast path of its encoder calls
 # a function whose arguments PyTorch has changed.
-COMMAND = (
+LOAD = (
     "import functools, sys, torch; torch.load = functools.partial(torch.load, weights_only=False); "
     "torch.set_num_threads(1); from fairseq_cli.{0} import cli_main; sys.argv = ['{0}', *sys.argv[1:]]; "
-    "from fairseq.modules.transformer_layer import TransformerEncoderLayerBase as Layer; "
-    "Layer.load_to_BT = property(lambda layer: False, lambda layer, value: None); cli_main()"
 )
+SLOW_PATH = (
+    "from fairseq.modules.transformer_layer import TransformerEncoderLayerBase as Layer; "
+    "Layer.load_to_BT = property(lambda layer: False, lambda layer, value: None); "
+)
+COMMANDS = {"0.12.2": f"{LOAD}{SLOW_PATH}cli_main()", "0.10.2": f"{LOAD}cli_main()"}
 TRAIN = (
     "bin --optimizer adam --lr 0.01 --criterion cross_entropy --batch-size 32 --max-update 500 --dropout 0 --cpu "
     "--no-save-optimizer-state --no-epoch-checkpoints --seed 7 --save-dir checkpoints --disable-validation"
@@ -51,22 +54,23 @@ SETTINGS = {
         "--arch fconv --encoder-embed-dim 8 --decoder-embed-dim 8 --decoder-out-embed-dim 8 --encoder-layers [(8,3)] "
         "--decoder-layers [(8,2)]*2 --share-input-output-embed --max-source-positions 30 --max-target-positions 30",
     ),
+    "0.10": ("Transformer: post-norm, one table for both sides", f"{TRANSFORMER} --share-all-embeddings"),
 }
+OLDER = {"0.10": "0.10.2"}  # versions of settings; the others are recorded with 0.12.2
 
 
 def record(work: Path, out: Path) -> None:
-    version = "0.12.2"
     for name, (description, options) in SETTINGS.items():
-        folder = work / f"fairseq-{name}"
+        folder, version = work / f"fairseq-{name}", OLDER.get(name, "0.12.2")
         write_data(folder)
         files = "--trainpref train --validpref train --testpref test --destdir bin --workers 1"
-        _command("preprocess", f"-s src -t tgt {files}", folder)
-        _command("train", f"{TRAIN} {options}", folder)
+        _command(version, "preprocess", f"-s src -t tgt {files}{' --joined-dictionary' * (name in OLDER)}", folder)
+        _command(version, "train", f"{TRAIN} {options}", folder)
         recording = Recording("fairseq", version, description, FILES, MAX_LENGTH, targets=targets())
         generate = f"bin --path checkpoints/checkpoint_last.pt --cpu --max-len-a 0 --max-len-b {MAX_LENGTH - 1}"
-        recording.greedy = _lines(_command("generate", f"{generate} --beam 1", folder), "D")
-        recording.beam = _lines(_command("generate", f"{generate} --beam {BEAM}", folder), "D")
-        scored = _command("generate", f"{generate} --score-reference", folder)
+        recording.greedy = _lines(_command(version, "generate", f"{generate} --beam 1", folder), "D")
+        recording.beam = _lines(_command(version, "generate", f"{generate} --beam {BEAM}", folder), "D")
+        scored = _command(version, "generate", f"{generate} --score-reference", folder)
         averages = [float(score) for score in _lines(scored, "H", 1)]  # rounded averages over the tokens
         words = [[float(one) for one in row.split()] for row in _lines(scored, "P", 1)]
         assert all(abs(sum(row) / len(row) - average) < 1e-3 for row, average in zip(words, averages, strict=True))
@@ -82,8 +86,9 @@ def record(work: Path, out: Path) -> None:
 FILES = ["checkpoint_best.pt", "dict.src.txt", "dict.tgt.txt"]
 
 
-def _command(name: str, options: str, folder: Path) -> str:
-    return run([sys.executable, "-c", COMMAND.format(name), *options.split()], folder)
+def _command(version: str, name: str, options: str, folder: Path) -> str:
+    own = Path(sys.prefix) / f"fairseq-{version}"  # where install.py puts it
+    return run([sys.executable, "-c", COMMANDS[version].format(name), *options.split()], folder, PYTHONPATH=str(own))
 
 
 def _lines(printed: str, letter: str, column: int = 2) -> list[str]:

@@ -1,18 +1,23 @@
 """Installation of the original toolkits: `python install.py FOLDER`, into a virtual environment of their own.
 
 None of them names the Python and PyTorch of today, so they come without dependencies, and what they need comes beside
-them. fairseq 0.12.2 has no wheel for Python 3.11: its source is patched, and its three extensions are compiled.
+them. fairseq 0.12.2 has no wheel for Python 3.11: its source is patched, and its three extensions are compiled. Older
+versions of OpenNMT-py and fairseq have a folder of their own.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 TOOLKITS = ("joeynmt==2.3.0", "OpenNMT-py==3.5.1", "pymarian==1.12.42")
+OLDER = ("1.2.0", "2.3.0")  # versions of OpenNMT-py, each in a folder of its own with its torchtext
+TORCHTEXT = "torchtext==0.5.0"
 NEEDED = (
     "torch", "numpy", "setuptools", "packaging", "pyyaml", "tqdm", "regex", "requests", "sacrebleu", "sentencepiece",
     "subword-nmt", "configargparse", "six", "ctranslate2", "pyonmttok", "rapidfuzz", "pyahocorasick", "tensorboard",
@@ -21,7 +26,16 @@ NEEDED = (
 )  # fmt: skip
 ABSENT = ("spacy", "fasttext")  # OpenNMT-py imports them for transforms that are not used here
 STAND_IN = "class Absent:\n    pass\n\n\ndef __getattr__(name):\n    return Absent\n"
-FAIRSEQ = "0.12.2"
+FAIRSEQ, OLDER_FAIRSEQ = "0.12.2", "0.10.2"
+# Batches of a fixed number of sentences, in place of an extension that the wheel has for Python 3.8 only.
+BATCHES = """
+def batch_by_size_fast(indices, num_tokens_fn, max_tokens, max_sentences, bsz_mult):
+    count = max_sentences if max_sentences > 0 else 32
+    return [indices[start : start + count] for start in range(0, len(indices), count)]
+
+
+batch_fixed_shapes_fast = None
+"""
 EXTENSIONS = """
 import numpy
 from Cython.Build import cythonize
@@ -40,15 +54,20 @@ def pip(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "pip", *arguments], check=True)
 
 
-def patch(source: Path) -> None:
+def patch_sources(source: Path) -> None:
     """Defaults of dataclasses that Python 3.11 refuses, and names that numpy has dropped."""
     for file in source.rglob("*.py"):
         text = old = file.read_text(encoding="utf-8")
-        text = re.sub(r"^(    \w+: \w+) = (\w+Config)\(\)$", r"\1 = field(default_factory=\2)", text, flags=re.M)
+        text = re.sub(
+            r"^(    \w+: \w+) = (\w+(?:Config|Params))\(\)$", r"\1 = field(default_factory=\2)", text, flags=re.M
+        )
         text = re.sub(r"field\(default=(\w+Config)\(\)\)", r"field(default_factory=\1)", text)
-        text = re.sub(r"\bnp\.(float|int)([,)])", r"\1\2", text)
+        text = re.sub(r"\bnp\.(float|int)([,):(])", r"\1\2", text)
         if text != old:
             file.write_text(text, encoding="utf-8")
+
+
+def patch_initialisation(source: Path) -> None:
     hydra = source / "dataclass" / "initialize.py"
     default = "FairseqConfig.__dataclass_fields__[k].default"
     made = "(lambda f: f.default if f.default_factory.__class__.__name__ == '_MISSING_TYPE' else f.default_factory())"
@@ -63,10 +82,32 @@ def install_fairseq(folder: Path) -> None:
     with tarfile.open(folder / f"fairseq-{FAIRSEQ}.tar.gz") as archive:
         archive.extractall(folder, filter="data")
     place = folder / f"fairseq-{FAIRSEQ}"
-    patch(place / "fairseq")
+    patch_sources(place / "fairseq")
+    patch_initialisation(place / "fairseq")
     (place / "extensions.py").write_text(EXTENSIONS)
     subprocess.run([sys.executable, "extensions.py", "build_ext", "--inplace"], cwd=place, check=True)
     (packages() / "fairseq.pth").write_text(f"{place}\n")
+
+
+def install_older_fairseq(folder: Path) -> None:
+    """Version 0.10.2 from a wheel of Python 3.8: its sources, with two patches, and without what it compiled."""
+    wheel = ("--only-binary", ":all:", "--python-version", "3.8", "--platform", "manylinux1_x86_64")
+    pip("download", "--quiet", "--no-deps", *wheel, "-d", str(folder), f"fairseq=={OLDER_FAIRSEQ}")
+    place = folder / f"fairseq-{OLDER_FAIRSEQ}"
+    with zipfile.ZipFile(next(folder.glob(f"fairseq-{OLDER_FAIRSEQ}-*.whl"))) as archive:
+        archive.extractall(place)
+    for compiled in place.rglob("*.so"):
+        compiled.unlink()
+    patch_sources(place / "fairseq")
+    options = place / "fairseq" / "dataclass" / "utils.py"
+    union = 'if re.match(r"(typing.|^)Union'
+    text = options.read_text(encoding="utf-8")
+    options.write_text(text.replace(union, f'if "Optional[" in typestring or {union[3:]}'), encoding="utf-8")
+    (place / "fairseq" / "data" / "data_utils_fast.py").write_text(BATCHES)
+    newer = folder / f"fairseq-{FAIRSEQ}"
+    for name in ("libbleu", "token_block_utils_fast"):  # the same in both versions
+        for compiled in (newer / "fairseq").rglob(f"{name}*.so"):
+            shutil.copy(compiled, place / compiled.relative_to(newer))
 
 
 def packages() -> Path:
@@ -81,4 +122,8 @@ if __name__ == "__main__":
     pip("install", "--quiet", "--no-deps", *TOOLKITS)
     for name in ABSENT:
         (packages() / f"{name}.py").write_text(STAND_IN)
+    for version in OLDER:
+        place = target / f"OpenNMT-py-{version}"
+        pip("install", "--quiet", "--no-deps", "--target", str(place), f"OpenNMT-py=={version}", TORCHTEXT)
     install_fairseq(target)
+    install_older_fairseq(target)

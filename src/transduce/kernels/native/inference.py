@@ -308,6 +308,11 @@ NormParameters = tuple[Tensor | None, Tensor | None, float]  # weight, bias, eps
 KeysValues = tuple[Tensor, Tensor]
 
 
+def norm_struct(norm: NormParameters | None) -> NormStruct | None:
+    """The struct holds the addresses of the parameters, which must live as long."""
+    return None if norm is None else NormStruct(_address(norm[0]), _address(norm[1]), norm[2])
+
+
 class DecoderStruct(ctypes.Structure):
     """`Decoder` of kernels.c"""
 
@@ -327,10 +332,7 @@ class NativeDecoder:
         assert self.kernels is not None, "check library() first"
         self.parts = blocks, final_norm  # kept alive: the structs below hold their addresses
         self.blocks = (len(blocks) * BlockStruct)(*(one.struct for one in blocks))
-        self.final_norm = None
-        if final_norm is not None:
-            weight, bias, epsilon = final_norm
-            self.final_norm = NormStruct(*(None if one is None else one.data_ptr() for one in (weight, bias)), epsilon)
+        self.final_norm = norm_struct(final_norm)
 
     def __deepcopy__(self, memo: dict[int, object]) -> NativeDecoder:
         return self  # immutable

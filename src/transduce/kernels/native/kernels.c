@@ -1,4 +1,4 @@
-/* Entry points called from Python: weight packing, linear layers, one decoding step, one encoder block. */
+/* Entry points called from Python: weight packing, linear layers, one decoding step, one encoder block, beam search. */
 
 #ifdef __linux__
 #define _GNU_SOURCE
@@ -163,3 +163,4 @@ int64_t transduce_decoder_step(const Decoder *decoder, const Step *given, float 
 }
 
 #include "encoder_block.h" /* after the definitions it uses */
+#include "beam_search.h"

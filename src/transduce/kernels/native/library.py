@@ -23,7 +23,7 @@ from transduce.storage import TEMPORARY, cache_directory, make_folder, sync
 
 SWITCH = "TRANSDUCE_NATIVE"  # 0: do not use the library
 HEADERS = (
-    *("simd", "linear", "block_step", "top_k", "shortlists", "encoder_block"),
+    *("simd", "linear", "block_step", "top_k", "shortlists", "encoder_block", "beam_search"),
     *("elements", "cross_entropy", "dropout", "attention", "additive_attention"),
 )
 SOURCES = ("kernels.c", *(f"{name}.h" for name in HEADERS))
@@ -44,6 +44,8 @@ SIGNATURES: dict[str, tuple[type[ctypes.c_int64] | None, tuple[type, ...]]] = {
     "block_step": (number, (address, address, address)),
     "decoder_step": (number, (address,) * 6),
     "encoder_block": (number, (address, address, address)),
+    "search_enter": (number, (address, address, number, number, *(address,) * 4)),
+    "search_advance": (number, (address, address, number)),
     "top_k": (None, (address, number, number, number, address, address)),
     "linear_top_k": (number, (address, address, number, address, number)),
     "cross_entropy_forward": (None, (address, *(number,) * 4, *(address,) * 4, number)),

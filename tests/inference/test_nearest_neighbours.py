@@ -22,15 +22,15 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 @trials(max_examples=30)
 @given(st.integers(1, 5), st.integers(1, 23), st.integers(1, 30), st.integers(0, 999))
 def test_nearest_neighbours_equal_brute_force(queries: int, documents: int, top: int, seed: int) -> None:
-    asked, kept = random_vectors(seed, queries, 4), random_vectors(seed + 1, documents, 4)
+    query_vectors, kept = random_vectors(seed, queries, 4), random_vectors(seed + 1, documents, 4)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("transduce.inference.retrieval._CHUNK", 7)  # several chunks must give what one gives
-        found = nearest_neighbours(asked, kept, top)
+        found = nearest_neighbours(query_vectors, kept, top)
     for row, hits in enumerate(found):
-        order = sorted(range(documents), key=lambda one: -cosine(asked[row], kept[one]))
+        order = sorted(range(documents), key=lambda one: -cosine(query_vectors[row], kept[one]))
         assert [hit.row for hit in hits] == order[:top]
         assert [hit.cosine for hit in hits] == pytest.approx(
-            [cosine(asked[row], kept[one]) for one in order[:top]], abs=1e-5
+            [cosine(query_vectors[row], kept[one]) for one in order[:top]], abs=1e-5
         )
 
 

@@ -1,4 +1,4 @@
-"""Two encoders for two modalities, compared in one space."""
+"""Image-sentence retrieval: two encoders, one embedding space."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_equal_images_are_not_negatives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"head": {"kind": "embedder"}}, "width 8 and 12 cannot be compared|width 16 and 12 cannot be compared"),
         ({"head": None, "decoder": SMALL["recurrent"]}, "only embeddings"),
     ],
 )
-def test_target_encoders_that_cannot_be_used_are_refused(changes: dict, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_target_encoders_that_cannot_be_used_are_refused(changes: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         complete_recipe(parse(two_towers(**changes)))
 
 

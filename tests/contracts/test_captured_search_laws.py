@@ -1,4 +1,4 @@
-"""A search whose steps are replayed in groups, on rounded shapes, finds what the plain one finds, for every model."""
+"""Captured searches, replayed on rounded shapes, equal uncaptured ones, for every model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from transduce.kernels.beam_update import TOP_K
 from transduce.kernels.cuda_graph import SearchGraphs
 
 MIN = MinLength(length=2)
-# With the beam, rules that read the tokens so far, and prefixes. A beam without them is replayed in test_refilling.py.
-ASKED: dict[Strategy, dict[str, Any]] = {
+# The beam has processors that read the history, and prefixes; test_continuous_batching_laws.py has one without them.
+OPTIONS: dict[Strategy, dict[str, Any]] = {
     Greedy(): {"processors": (MIN,)},
     Beam(width=3, length_penalty=1.0): {
         "processors": (MIN, NoRepeatNgram(size=2)),
@@ -29,11 +29,11 @@ ASKED: dict[Strategy, dict[str, Any]] = {
 
 
 def test_replayed_in_groups_is_the_same_search(case, model, replayed):
-    strategy = take_turns(case, list(ASKED))
+    strategy = take_turns(case, list(OPTIONS))
     batch = example_batch([(1, 2), (3, 2), (2, 2), (5, 2), (1, 2)])
-    asked: dict[str, Any] = {"max_lengths": torch.tensor([7, 3, 5, 7, 6]), **ASKED[strategy]}
-    plain = search(model, batch, strategy, **asked)
-    found = search(model, batch, strategy, **asked, graphs=replayed)
+    options: dict[str, Any] = {"max_lengths": torch.tensor([7, 3, 5, 7, 6]), **OPTIONS[strategy]}
+    plain = search(model, batch, strategy, **options)
+    found = search(model, batch, strategy, **options, graphs=replayed)
     assert replayed.replayed
     assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in plain]
     for one, other in zip(found, plain, strict=True):
@@ -50,7 +50,7 @@ def test_the_best_by_groups_are_the_best(size):
     assert torch.equal(places, expected.indices)
 
 
-def test_what_cannot_be_recorded_is_told_and_still_found(monkeypatch):
+def test_a_failed_capture_warns_and_the_search_runs_uncaptured(monkeypatch):
     """A step that waits for the device raises while it is being recorded."""
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -58,10 +58,10 @@ def test_what_cannot_be_recorded_is_told_and_still_found(monkeypatch):
 
     monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", refuse)
     model, batch, graphs = make("transformer>transformer"), example_batch([(1, 2), (3, 2), (2, 2)]), SearchGraphs()
-    asked: dict[str, Any] = {"max_lengths": torch.tensor([7, 7, 7])}
+    options: dict[str, Any] = {"max_lengths": torch.tensor([7, 7, 7])}
     with pytest.warns(UserWarning, match="cannot be captured"):
-        found = search(model, batch, Beam(width=2), **asked, graphs=graphs)
-    again = search(model, batch, Beam(width=2), **asked, graphs=graphs)  # it is not tried again
-    plain = search(model, batch, Beam(width=2), **asked)
+        found = search(model, batch, Beam(width=2), **options, graphs=graphs)
+    again = search(model, batch, Beam(width=2), **options, graphs=graphs)  # it is not tried again
+    plain = search(model, batch, Beam(width=2), **options)
     assert [row[0].ids for row in found] == [row[0].ids for row in again] == [row[0].ids for row in plain]
     assert graphs.replayed == 0

@@ -1,4 +1,4 @@
-"""Embedding files."""
+"""Files of sentence embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With a draft, whatever it says, a model says what it says without: every decoder, every draft."""
+"""Speculative decoding equals greedy search, for every decoder and every draft."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def shared(decoder: str, seed: int, alone: bool = False) -> Transducer:
 @cache
 def greedy(decoder: str, alone: bool, rules: str) -> list[Hypothesis]:
     """What the model says without a draft."""
-    asked = {"max_lengths": LONGEST, "processors": RULES[rules]}
-    return [one[0] for one in search(shared(decoder, 1, alone), example_batch(LENGTHS), Greedy(), **asked)]
+    options = {"max_lengths": LONGEST, "processors": RULES[rules]}
+    return [one[0] for one in search(shared(decoder, 1, alone), example_batch(LENGTHS), Greedy(), **options)]
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_the_same_output(decoder: str, alone: bool, draft: str) -> None:
+def test_outputs_equal_greedy_search(decoder: str, alone: bool, draft: str) -> None:
     """Every decoder meets every draft and all rules, every draft all rules."""
     rules = list(RULES)[(list(DECODERS).index(decoder) + DRAFTS.index(draft) + alone) % len(RULES)]
     model = shared(decoder, 1, alone)

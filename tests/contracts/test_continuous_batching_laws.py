@@ -1,4 +1,4 @@
-"""Sources that come into a search in the middle find what a search of their own finds, for every model."""
+"""Continuous batching: a source that enters a running search gets the outputs of a separate search, for every model."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ def test_with_draws_rules_prefixes_and_few_answers(case, strategy, replayed):
     """Every model and every strategy replays its steps in half of the cases."""
     recorded = (FEW.index(case) + STRATEGIES.index(strategy)) % 2
     model, rules, graphs = make(case), (MinLength(length=4), NoRepeatNgram(size=2)), replayed if recorded else None
-    asked: dict[str, Any] = {"processors": rules, "nbest": 1}
-    found = continuous_search(model, groups(3, True), strategy, slots=3, graphs=graphs, **asked)
+    options: dict[str, Any] = {"processors": rules, "nbest": 1}
+    found = continuous_search(model, groups(3, True), strategy, slots=3, graphs=graphs, **options)
     prefix = Padded.from_rows(PREFIXES)
-    same(found, search(model, whole(), strategy, max_lengths=LONGEST, seeds=SEEDS, prefix=prefix, **asked))
-    found = continuous_search(model, groups(2), strategy, slots=5, graphs=graphs, **asked)
-    same(found, search(model, whole(), strategy, max_lengths=LONGEST, seeds=SEEDS, **asked))
+    same(found, search(model, whole(), strategy, max_lengths=LONGEST, seeds=SEEDS, prefix=prefix, **options))
+    found = continuous_search(model, groups(2), strategy, slots=5, graphs=graphs, **options)
+    same(found, search(model, whole(), strategy, max_lengths=LONGEST, seeds=SEEDS, **options))
 
 
 @pytest.mark.parametrize("strategy", [Greedy(), Beam(width=2)], ids=["greedy", "beam"])
@@ -128,19 +128,19 @@ def test_recordings_are_used_again(strategy, replayed):
     for seed, places in enumerate((4, 6, 4, 6)):
         batch = replace(example_batch([(length, 2) for length in LENGTHS], seed), target=None)
         rows = torch.arange(len(LENGTHS)).split(2)
-        asked = [SearchRequest(batch.select(some), LONGEST[some]) for some in rows]
-        found = continuous_search(model, asked, strategy, slots=places, graphs=replayed)
+        requests = [SearchRequest(batch.select(some), LONGEST[some]) for some in rows]
+        found = continuous_search(model, requests, strategy, slots=places, graphs=replayed)
         same(found, search(model, batch, strategy, max_lengths=LONGEST))
         assert len(replayed.captured) == (4 if seed else 2)  # the places, and the way into them
 
 
-def test_a_search_that_broke_off_leaves_nothing_behind(replayed, monkeypatch):
+def test_an_interrupted_search_does_not_affect_the_next_one(replayed, monkeypatch):
     model, strategy, replay = make("transformer>transformer"), Beam(width=2), SearchGraphs.replay
 
-    def interrupt(graphs: SearchGraphs, *asked: Any) -> bool:
+    def interrupt(graphs: SearchGraphs, *arguments: Any) -> bool:
         if graphs.replayed == 2:
             raise KeyboardInterrupt
-        return replay(graphs, *asked)
+        return replay(graphs, *arguments)
 
     monkeypatch.setattr(SearchGraphs, "replay", interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -154,7 +154,7 @@ def test_a_search_that_broke_off_leaves_nothing_behind(replayed, monkeypatch):
 
 
 @pytest.mark.parametrize("refused", ["begin", "step"])
-def test_what_cannot_be_recorded_is_still_found(refused, replayed, monkeypatch):
+def test_a_search_that_cannot_be_captured_runs_uncaptured(refused, replayed, monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_recorded_is_still_found(refused, replayed, monkeypatch):
 
 
 @pytest.mark.parametrize("head", ["classifier", "tagger", "mlm", "ctc"])
-def test_encoders_alone(head):
+def test_encoder_only_models_are_searched(head):
     kinds: dict[str, dict[str, Any]] = {
         "classifier": {"tokens": {"target": {"kind": "labels"}}},
         "tagger": {"tokens": {"target": {"kind": "words"}}},
@@ -198,11 +198,11 @@ class Growing(torch.nn.Module):
     def reserve(self, state: State, more: int, beams: int) -> State:
         return state
 
-    def advance(self, tokens: torch.Tensor, state: State, mask: Any = None, **asked: Any) -> Step:
-        return self.inner.advance(tokens, state, mask, **asked)
+    def advance(self, tokens: torch.Tensor, state: State, mask: Any = None, **options: Any) -> Step:
+        return self.inner.advance(tokens, state, mask, **options)
 
 
-def test_what_cannot_be_refilled_is_searched_in_batches(monkeypatch):
+def test_states_of_other_forms_are_searched_in_batches(monkeypatch):
     model, calls = Growing(make("transformer>transformer")), []
     monkeypatch.setattr(refilling, "search", lambda *one, **more: calls.append(one) or search(*one, **more))
     found = continuous_search(model, groups(2), Beam(width=2), slots=2)
@@ -210,12 +210,12 @@ def test_what_cannot_be_refilled_is_searched_in_batches(monkeypatch):
     assert len(calls) == 4
 
 
-def test_room_grows_with_those_who_are_longest_in_it():
+def test_the_cache_grows_with_the_longest_source():
     model, strategy = make("transformer>transformer"), Beam(width=2)
     longest = torch.tensor([40, 80, 35, 70, 2, 40, 66, 3, 33])
-    asked = [replace(one, max_lengths=longest[2 * number : 2 * number + 2]) for number, one in enumerate(groups(2))]
+    requests = [replace(one, max_lengths=longest[2 * number : 2 * number + 2]) for number, one in enumerate(groups(2))]
     rules = (MinLength(length=64),)
-    found = continuous_search(model, asked, strategy, slots=4, processors=rules)
+    found = continuous_search(model, requests, strategy, slots=4, processors=rules)
     same(found, search(model, whole(), strategy, max_lengths=longest, processors=rules))
     assert max(len(row[0].ids) for row in found) > 64
 
@@ -230,8 +230,8 @@ def test_room_does_not_grow_with_the_number_of_steps(monkeypatch):
         MinLength(length=20),
         ForcedEOS(max_length=24),
     )  # nobody reaches the end of the first room, all together would
-    asked = [replace(one, max_lengths=longest[:1]) for one in groups(1)]
-    found = continuous_search(model, asked, Greedy(), slots=2, processors=rules)
+    requests = [replace(one, max_lengths=longest[:1]) for one in groups(1)]
+    found = continuous_search(model, requests, Greedy(), slots=2, processors=rules)
     assert all(20 < len(row[0].ids) <= 24 for row in found)
 
 
