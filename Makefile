@@ -61,7 +61,7 @@ fuzz-coverage: $(STAMP)
 # Injected faults, 100 SIGKILLs of training among them, on one core: about fifteen minutes. The records are what
 # docs/reliability.md states.
 FAULT_FACTOR ?= 12.5
-FAULT_TESTS := tests/training/test_faults.py tests/training/test_lock.py tests/training/test_provenance.py \
+FAULT_TESTS := tests/training/test_faults.py tests/training/test_lock.py tests/training/test_provenance.py tests/training/test_fsdp.py \
 	tests/data/test_corpus_pipeline.py tests/data/readers/test_remote.py tests/cli/test_bulk_generate.py tests/cli/test_ray.py
 faults: $(STAMP)
 	OMP_NUM_THREADS=1 FAULT_FACTOR=$(FAULT_FACTOR) FAULT_RECORD=benchmarks/results/faults \
@@ -94,7 +94,8 @@ oracles: $(STAMP)
 	$(ORACLES)/bin/python tests/oracles/toolkits/install.py $(ORACLES)
 	OMP_NUM_THREADS=1 $(ORACLES)/bin/python tests/oracles/toolkits $(RECORDED) $(TOOLKITS)
 	rm -f benchmarks/results/toolkits.json
-	OMP_NUM_THREADS=1 RECORD_TOOLKITS=benchmarks/results/toolkits.json $(BIN)/python -m pytest tests/interop/legacy/test_recorded.py
+	OMP_NUM_THREADS=1 RECORD_TOOLKITS=benchmarks/results/toolkits.json $(BIN)/python -m pytest \
+		tests/interop/legacy/test_recorded.py tests/interop/legacy/test_export.py
 	rm -f benchmarks/results/onnx.json
 	OMP_NUM_THREADS=1 RECORD_ONNX=benchmarks/results/onnx.json $(BIN)/python -m pytest tests/interop/test_onnx.py -k graphs
 	$(BIN)/python docs/generate.py

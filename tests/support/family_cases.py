@@ -169,16 +169,36 @@ def _decoder_only(name: str, kind: str, sizes: Changes, *settings: Changes, expo
     )  # fmt: skip
 
 
-def _bert_to_bert(library: Any, changes: Changes) -> Any:
-    """An encoder and a decoder of different widths, or of one."""
-    wide = {**BERT_SIZES, **changes}
-    decoder = {**BERT_SIZES, "is_decoder": True, "add_cross_attention": True}
-    config = library.EncoderDecoderConfig.from_encoder_decoder_configs(
-        library.BertConfig(**wide), library.BertConfig(**decoder)
-    )
-    for key, value in (("decoder_start_token_id", 2), ("pad_token_id", 0), ("eos_token_id", 3), ("vocab_size", 24)):
+def _joined(encoder: Any, decoder: Any, start: int, pad: int, end: int) -> Any:
+    """The config of an EncoderDecoderModel."""
+    library = pytest.importorskip("transformers")
+    config = library.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    for key, value in (
+        ("decoder_start_token_id", start), ("pad_token_id", pad), ("eos_token_id", end), ("vocab_size", 24),
+    ):  # fmt: skip
         setattr(config, key, value)
     return config
+
+
+READING = {"is_decoder": True, "add_cross_attention": True}
+
+
+def _bert_to_bert(library: Any, changes: Changes) -> Any:
+    """An encoder and a decoder of different widths, or of one."""
+    encoder, decoder = library.BertConfig(**{**BERT_SIZES, **changes}), library.BertConfig(**BERT_SIZES, **READING)
+    return _joined(encoder, decoder, start=2, pad=0, end=3)
+
+
+def _roberta_to_roberta(library: Any, changes: Changes) -> Any:
+    sizes = {**BERT_SIZES, "pad_token_id": 1}
+    encoder, decoder = library.RobertaConfig(**{**sizes, **changes}), library.RobertaConfig(**sizes, **READING)
+    return _joined(encoder, decoder, start=0, pad=1, end=2)
+
+
+def _bert_to_gpt2(library: Any, changes: Changes) -> Any:
+    sizes = {"vocab_size": 24, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 40}
+    decoder = library.GPT2Config(**sizes, bos_token_id=2, eos_token_id=3, **READING)
+    return _joined(library.BertConfig(**{**BERT_SIZES, **changes}), decoder, start=2, pad=0, end=3)
 
 
 def _t5gemma(library: Any, changes: Changes) -> Any:
@@ -221,6 +241,14 @@ CASES = {
         Case(
             "bert2bert", "EncoderDecoderModel", "EncoderDecoderConfig", {}, "bert", ({}, {"hidden_size": 20}),
             0.6, configure=_bert_to_bert,
+        ),
+        Case(
+            "roberta2roberta", "EncoderDecoderModel", "EncoderDecoderConfig", {}, "roberta",
+            ({}, {"hidden_size": 20, "hidden_act": "relu"}), 0.6, configure=_roberta_to_roberta,
+        ),
+        Case(
+            "bert2gpt2", "EncoderDecoderModel", "EncoderDecoderConfig", {}, "bert", ({}, {"num_hidden_layers": 1}), 1.0,
+            configure=_bert_to_gpt2,
         ),
         Case(
             "FSMT", "FSMTForConditionalGeneration", "FSMTConfig", FSMT_SIZES, "fsmt",

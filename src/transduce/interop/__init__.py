@@ -16,7 +16,7 @@ from transduce import storage
 from transduce.contracts import Family
 from transduce.errors import InputError
 from transduce.interop import bundle, ctranslate2, g2p_en, legacy
-from transduce.interop.huggingface import FAMILIES, user_family
+from transduce.interop.huggingface import FAMILIES, exported_as, user_family
 from transduce.interop.huggingface import importer as huggingface
 from transduce.interop.huggingface.family import ImportedModel
 from transduce.interop.huggingface.languages import Languages
@@ -29,14 +29,25 @@ HUB_FILES = ["*.json", "model.safetensors", "model-*.safetensors", "*/model.safe
 # Where there are no safetensors: pickled weights, or those of CTranslate2.
 HUB_OTHER = ["pytorch_model.bin", "pytorch_model-*.bin", "model.bin"]
 HUB_IGNORED = ["onnx/*", "openvino/*", "tf/*", "flax/*"]  # the same model for other libraries
+# Models that are no Hugging Face architecture: name, shape, sources, whether they can be exported to Hugging Face.
+WHERE_ONE_FITS = "where an architecture fits"
+OTHER_MODELS = (
+    ("sentence-transformers folder", "encoder, vectors", "text", "yes"),
+    *((f"{toolkit} checkpoint", "encoder-decoder", "text", WHERE_ONE_FITS) for toolkit in legacy.TOOLKITS),
+    ("CTranslate2 TransformerSpec", "encoder-decoder", "text", WHERE_ONE_FITS),
+    ("CTranslate2 WhisperSpec", "encoder-decoder", "audio", "as WhisperForConditionalGeneration"),
+    ("g2p_en arrays", "encoder-decoder", "text", "no"),
+)
 LAYOUT = "give a folder with config.json, model.safetensors and tokenizer.json instead"
 __all__ = [
     "FAMILIES",
+    "OTHER_MODELS",
     "Family",
     "ImportedModel",
     "Languages",
     "as_run",
     "convert",
+    "exported_as",
     "locate",
     "read",
     "recognises",

@@ -13,7 +13,7 @@ import stat
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,22 +22,23 @@ from transduce.evaluation.calibration import Calibration
 from transduce.interop.legacy import SUFFIXES
 from transduce.recipe import InitRecipe, load, registry
 from transduce.run import Run
-from transduce.storage import TEMPORARY, atomic_path, make_folder, open_new, staged_folder
+from transduce.storage import TEMPORARY, atomic_path, make_folder, open_new, staged_folder, write_file
 from transduce.transfer.lora import load_run_weights
 
 SMALL, LARGE = 2**20, 256 * 2**20  # bytes of metadata, and of a tokenizer
-FINAL = "checkpoints/final"
+FINAL, CARD = "checkpoints/final", "README.md"
 MEMBERS: dict[str, int | None] = {  # all permitted members with their largest size; None: that of the bundle
     "recipe.yaml": SMALL,
     "tokenizer.source.json": LARGE,
     "tokenizer.target.json": LARGE,
     "metrics.json": LARGE,
     "calibration.json": LARGE,
+    CARD: SMALL,
     f"{FINAL}/manifest.json": SMALL,
     f"{FINAL}/state.json": SMALL,
     f"{FINAL}/weights.safetensors": None,
 }
-OPTIONAL = ("metrics.json", "calibration.json")
+OPTIONAL = ("metrics.json", "calibration.json", CARD)
 CHECKED = {"state.json", "weights.safetensors"}  # the files that a manifest must name
 ZIP_START, ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
 END_RECORD = struct.Struct("<4s4H2LH")  # signature, disks, counts, size and offset of the directory, comment
@@ -63,8 +64,11 @@ def recognises(path: Path) -> bool:
         return file.read(len(ZIP_START)) == ZIP_START or path.suffix == ".zip"
 
 
-def pack(run: Run, out: str | Path) -> Path:
-    """Writes recipe, tokenizers and weights of a run as one file. Adapters are merged; code is never included."""
+def pack(run: Run, out: str | Path, card: Callable[[], bytes] | None = None) -> Path:
+    """Writes recipe, tokenizers and weights of a run as one file. Adapters are merged; code is never included.
+
+    `card`: the model card, which is asked for once the run has been checked.
+    """
     out, recipe = Path(out), run.recipe()
     if out.exists():
         raise InputError("the path already exists", where=str(out), remedy="give another name")
@@ -82,6 +86,8 @@ def pack(run: Run, out: str | Path) -> Path:
             staged.save_metrics(metrics)
         if (calibration := Calibration.load(run.folder)) is not None:
             calibration.save(staged.folder)
+        if card is not None:
+            write_file(staged.folder / CARD, card())
         with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
             for name in MEMBERS:
                 if (path := staged.folder / name).is_file():

@@ -28,9 +28,13 @@ def write_bundle(source: Path, out: Path) -> Path:
     if bundle.recognises(source):
         raise InputError("this is already a bundle", where=str(source), remedy="copy the file")
     if not recognises(source):
-        return bundle.pack(Run(source), out)
+        return _pack(Run(source), out)
     with tempfile.TemporaryDirectory(prefix="transduce-") as folder:
-        return bundle.pack(convert(source, Path(folder) / "run"), out)
+        return _pack(convert(source, Path(folder) / "run"), out)
+
+
+def _pack(run: Run, out: Path) -> Path:
+    return bundle.pack(run, out, lambda: model_card(load(run.folder, device="cpu"), "bundle"))
 
 
 def write_huggingface(source: Path, out: Path) -> Path:

@@ -96,6 +96,8 @@ def _search(settings: GenerationRecipe, to: str) -> str:
     own = f"The run generates with `strategy: {kind}`" + (f", `beam: {beam}`." if beam > 1 else ".")
     if to == "ctranslate2":
         return f"{own} This folder holds no search: the caller chooses one."
+    if to == "bundle":
+        return f"{own} This is the default of the bundle."
     if same_search(settings):
         return f"{own} `generation_config.json` states the same search, and `generate` gives the same outputs."
     return (

@@ -59,18 +59,57 @@ def shard(folder: Path) -> dict[str, str]:
     return listed
 
 
-def test_unknown_architecture_is_refused_with_suggestions(folder):
-    change_config(folder, architectures=["MarianMTModle"])
-    refused(folder, "'MarianMTModle' is not supported", "did you mean 'MarianMTModel'?")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("MarianMTModle", "closest is MarianMTModel, which has weights of the same names"),
+        ("NewForConditionalGeneration", "closest is "),
+        ("MarianForQuestionAnswering", "closest is MarianMTModel, which has weights"),  # no family has this shape
+    ],
+)
+def test_the_error_of_an_unknown_architecture_names_the_family_with_the_closest_weights(folder, name, message):
+    change_config(folder, architectures=[name])
+    refused(folder, f"{name!r} is not supported", message)
+    refused(folder, "is not supported", "transduce convert --list")
+
+
+def test_unknown_architecture_is_told_the_weights_that_its_closest_family_lacks(folder):
+    change_config(folder, architectures=["NewMTModel"])
+    weights = load_file(folder / WEIGHTS)
+    weights |= {f"model.encoder.layers.{layer}.self_attn.q_norm.weight": torch.ones(4) for layer in range(2)}
+    save_file(weights, folder / WEIGHTS)
+    refused(
+        folder, "is not supported", "closest is MarianMTModel, which has no model.encoder.layers.*.self_attn.q_norm."
+    )
+
+
+def test_encoder_alone_is_told_the_family_that_has_it_within(tmp_path):
+    make("t5", tmp_path / "given")
+    change_config(tmp_path / "given", architectures=["T5EncoderModel"])
+    refused(
+        tmp_path / "given", "is not supported", "closest is T5ForConditionalGeneration, which has weights of the same"
+    )
+
+
+def test_unknown_architecture_without_readable_weights_is_told_the_closest_name(folder):
+    (folder / WEIGHTS).unlink()
     change_config(folder, architectures=["SomethingNobodyHasSeenBeforeForCausalLM"])
-    refused(folder, "is not supported", "closest of the same shape is")
-    refused(folder, "is not supported", "ForCausalLM'")
+    refused(folder, "is not supported", "ForCausalLM, another model")
     change_config(folder, architectures=["SpeechThing"])
     refused(folder, "'SpeechThing' is not supported", "transduce convert --list")
     change_config(folder, architectures=["ProphetNetForConditionalGeneration"])
     refused(folder, "its logits come from a second stream", "transduce convert --list")
     change_config(folder, architectures=None)
     refused(folder, "is not supported")
+
+
+def test_no_refusal_of_an_architecture_proposes_another_name_for_the_config(folder):
+    for name in ("MarianMTModle", "Qwen3ForCausalLM", "BertForQuestionAnswering"):
+        change_config(folder, architectures=[name])
+        with pytest.raises(InputError) as caught:
+            transduce.load(folder)
+        assert "did you mean" not in str(caught.value)
+        assert "config.json" not in str(caught.value).partition(":")[2]
 
 
 def test_remote_code_is_refused(folder):

@@ -53,7 +53,7 @@ def test_wordpiece_equals_transformers(library, tmp_path, settings):
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **settings}))
     theirs = library.BertTokenizer.from_pretrained(tmp_path)
-    found = read_tokenizer_files(tmp_path, "bert")
+    (found,) = read_tokenizer_files(tmp_path, "bert")
     assert [model_ids(found, text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
     assert found.unknown == 1
 
@@ -66,14 +66,14 @@ def test_byte_level_pieces_equal_transformers(library, tmp_path, kind):
     (tmp_path / "merges.txt").write_text("#version: 0.2\nĠ a\na b\nĠa b\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": f"{kind}Tokenizer"}))
     theirs = getattr(library, f"{'Roberta' if kind == 'Bart' else kind}Tokenizer").from_pretrained(tmp_path)
-    found = read_tokenizer_files(tmp_path, kind.lower())
+    (found,) = read_tokenizer_files(tmp_path, kind.lower())
     end = [2] if kind == "Blenderbot" else []  # which version 5 of the library leaves out
     assert [model_ids(found, text) for text in TEXTS] == [[*theirs(text).input_ids, *end] for text in TEXTS]
 
 
 def test_bytes_equal_transformers(library, tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "ByT5Tokenizer"}))
-    theirs, found = library.ByT5Tokenizer(), read_tokenizer_files(tmp_path, "t5")
+    theirs, (found,) = library.ByT5Tokenizer(), read_tokenizer_files(tmp_path, "t5")
     assert [model_ids(found, text) for text in TEXTS] == [theirs(text).input_ids for text in TEXTS]
 
 
@@ -95,7 +95,7 @@ def test_ids_of_sentencepiece_files_equal_transformers(library, tmp_path, kind):
         expected += [
             f"<extra_id_{number}>" for number in reversed(range(100)) if f"<extra_id_{number}>" not in expected
         ]
-    found = read_tokenizer_files(tmp_path, "")
+    (found,) = read_tokenizer_files(tmp_path, "")
     assert [found.pieces[number] for number in range(len(found.pieces))] == expected
     around = {"XLMRoberta": 2, "Camembert": 2, "MBart": 2, "MBart50": 2}.get(kind, 1)
     assert len(found.template) == around
@@ -113,7 +113,7 @@ def test_ids_of_sentencepiece_files_equal_transformers(library, tmp_path, kind):
 def test_pieces_that_keep_their_ids(tmp_path, kind, special, template):
     write_sentencepiece(tmp_path / "spm.model", PIECES, special=[(piece, 0.0) for piece in special.split()])
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": f"{kind}TokenizerFast"}))
-    found = read_tokenizer_files(tmp_path, "")
+    (found,) = read_tokenizer_files(tmp_path, "")
     assert found.template == template
     assert model_ids(found, "a ab")[1:-1] == [5, 5, 7]
     lower = kind == "Albert"
@@ -149,7 +149,7 @@ def test_fsmt_equals_transformers(library, tmp_path):
     vocabulary, merges = write_fsmt(tmp_path)
     theirs = object.__new__(library.FSMTTokenizer)
     theirs.bpe_ranks, theirs.cache = {pair: rank for rank, pair in enumerate(merges)}, {}
-    found = read_tokenizer_files(tmp_path, "fsmt")
+    (found,) = read_tokenizer_files(tmp_path, "fsmt")
     back = {theirs_: ours for ours, theirs_ in found.ids.items()}
     for text in ("the cat and a", "cat  ant thec", "zebra than", "b an and"):
         pieces = [piece for word in text.split() for piece in theirs.bpe(word).split(" ")]
@@ -158,9 +158,19 @@ def test_fsmt_equals_transformers(library, tmp_path):
     assert found.backend.decode([vocabulary[piece] for piece in ("the</w>", "ca", "t</w>")]) == "the cat"
 
 
-def test_fsmt_with_two_vocabularies_is_refused(tmp_path):
-    write_fsmt(tmp_path, target={"<unk>": 0})
-    with pytest.raises(InputError, match="vocabularies of their own"):
+def test_fsmt_has_a_tokenizer_for_each_vocabulary(tmp_path):
+    write_fsmt(tmp_path, target={"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "ca": 4, "the</w>": 5})
+    source, target = read_tokenizer_files(tmp_path, "fsmt")
+    assert target.backend.encode("the").ids == [5]
+    assert [target.pieces[5], source.pieces[5]] == ["the</w>", "h"]
+    assert len(source.pieces) == 18
+    assert len(target.pieces) == 6
+
+
+@pytest.mark.parametrize("target", [{"<s>": 0}, {"<unk>": "3"}, {"<unk>": -1}])
+def test_fsmt_with_a_damaged_vocabulary_is_refused(target, tmp_path):
+    write_fsmt(tmp_path, target=target)
+    with pytest.raises(InputError, match=r"<unk>|pieces with their ids"):
         read_tokenizer_files(tmp_path, "fsmt")
 
 

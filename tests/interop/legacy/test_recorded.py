@@ -60,3 +60,17 @@ def test_scores_and_outputs_equal_the_toolkit(folder):
             assert [found for found, _ in pairs] == [theirs for _, theirs in pairs], name
     facts = {name: record[name] for name in ("toolkit", "version", "settings")}
     keep(folder, **facts, score=worst, **counts)
+
+
+@pytest.mark.parametrize("name", ["marian-int8", "marian-ssru"])
+def test_folder_with_a_binary_of_marian_is_not_taken_for_one_of_ctranslate2(name):
+    """Both call it model.bin."""
+    folder = Path(__file__).parent / "recorded" / name
+    assert (folder / "model.bin").is_file()
+    assert transduce.load(folder, device="cpu").recipe.model.decoder["token_mixer"]["kind"] == "ssru"
+
+
+def test_bridge_that_mixes_the_sentences_of_a_batch_is_warned_of():
+    """OpenNMT-py before version 3: what was recorded has batches of one."""
+    with pytest.warns(UserWarning, match="outputs here are those that it gives with a batch size of 1"):
+        transduce.load(Path(__file__).parent / "recorded" / "opennmt-version-1", device="cpu")

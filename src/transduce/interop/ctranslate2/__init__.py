@@ -12,12 +12,20 @@ from transduce.interop.ctranslate2.whisper import read_whisper
 from transduce.interop.huggingface.family import ImportedModel
 from transduce.interop.huggingface.folder import inside
 from transduce.interop.huggingface.languages import Languages
+from transduce.interop.legacy.unpack import MARIAN_BINARY
 
 
 def find_folder(path: Path) -> Path | None:
-    """The folder with model.bin: the path itself, or `model` in the folder of an Argos package."""
+    """The folder with model.bin: the path itself, or `model` in the folder of an Argos package.
+
+    Marian has files of this name too, which legacy/ reads.
+    """
     found = (folder for folder in (path, path / "model") if (folder / FILE).is_file())
-    return next(found, None) if path.is_dir() else None
+    folder = next(found, None) if path.is_dir() else None
+    if folder is None:
+        return None
+    with open(folder / FILE, "rb") as file:
+        return None if file.read(len(MARIAN_BINARY)) == MARIAN_BINARY else folder
 
 
 def read(folder: Path, languages: Languages | None = None) -> ImportedModel:

@@ -21,7 +21,7 @@ from transduce.interop.huggingface import (
     wav2vec2,
     whisper,
 )
-from transduce.recipe.user_code import load_user_class
+from transduce.recipe.recipe import load_user_class
 
 # An export takes the first family that fits.
 FAMILIES: dict[str, Family] = {
@@ -42,6 +42,27 @@ FAMILIES: dict[str, Family] = {
     **encoder_decoder.FAMILIES,
 }
 
+# Architectures that an export writes as a relative, which computes the same and comes before them.
+TASKS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+RELATIVES = {
+    "PLBartForConditionalGeneration": "BartForConditionalGeneration",
+    "MvpForConditionalGeneration": "BartForConditionalGeneration",
+    "BlenderbotForConditionalGeneration": "PegasusForConditionalGeneration",
+    "FSMTForConditionalGeneration": "MarianMTModel",
+    "MT5ForConditionalGeneration": "T5ForConditionalGeneration",
+    "OPTForCausalLM": "GPT2LMHeadModel",
+    "Qwen2ForCausalLM": "LlamaForCausalLM",
+    **{f"{name}{task}": f"Roberta{task}" for name in ("XLMRoberta", "Camembert") for task in TASKS},
+    **{
+        f"{name}{task}": f"Bert{task}" for name in ("DistilBert", "Electra") for task in TASKS if "Sequence" not in task
+    },
+}
+
+
+def exported_as(name: str) -> str:
+    """The architecture that an export of this one writes; empty: it is only imported."""
+    return RELATIVES.get(name) or (name if FAMILIES[name].to_config is not None else "")
+
 
 def user_family(name: str) -> Family:
     """A family in a Python file of the user, `file:Class`: a subclass of Family that takes no arguments."""
@@ -49,4 +70,4 @@ def user_family(name: str) -> Family:
     return family
 
 
-__all__ = ["FAMILIES", "Family", "user_family"]
+__all__ = ["FAMILIES", "Family", "exported_as", "user_family"]

@@ -272,8 +272,7 @@ def _fsmt(config: Config, names: Collection[str]) -> Content:
 
 
 def _fsmt_vocabulary(config: Config) -> Config:
-    """One vocabulary for both sides, under the key that other families have."""
-    config.require("src_vocab_size", config.count("tgt_vocab_size"))
+    """The size of the target vocabulary, under the key that other families have."""
     return Config({**config.content, "vocab_size": config.count("tgt_vocab_size")}, config.where)
 
 

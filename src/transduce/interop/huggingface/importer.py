@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from transduce.contracts import Family
 from transduce.data.tokenizers.tokenizer import Tokenizer
 from transduce.data.tokenizers.vocabulary import GIVEN
-from transduce.errors import InputError, nearest
+from transduce.errors import InputError
 from transduce.flow import SPECIALS
 from transduce.interop.huggingface import FAMILIES
+from transduce.interop.huggingface.closest_family import describe_closest
 from transduce.interop.huggingface.family import TARGET_TOKENIZER, Config, Content, ImportedModel
 from transduce.interop.huggingface.folder import StoredTensor, list_weights, pickled_files, read_json
 from transduce.interop.huggingface.generation_config import read_generation
@@ -61,7 +60,7 @@ def read_folder(folder: Path, languages: Languages | None = None, family: Family
     folder = folder if sentence is None else sentence.folder
     config = Config(read_json(folder, CONFIG, needed=True), str(folder / CONFIG))
     _refuse_remote_code(config)
-    family = family or FAMILIES[_architecture(config, encoder_only=sentence is not None)]
+    family = family or FAMILIES[_architecture(folder, config, encoder_only=sentence is not None)]
     with _open_weights(folder) as stored:
         return import_model(folder, config, family, stored, languages, sentence)
 
@@ -176,7 +175,9 @@ def _text_model(
         hidden_tokens=family.hidden_tokens,
     )
     specials = _special_ids(family, search, config)
-    (source, target), rows = read_tokenizers(folder, specials, config.count("vocab_size"), text_format)
+    (source, target), rows = read_tokenizers(
+        folder, specials, config.count("vocab_size"), text_format, config.integer("src_vocab_size", 1)
+    )
     if family.label_kind:
         source, target = source.with_word_marks(text_format.word_labels), read_labels(config, family.label_kind)
     # The source ends with a </s> of its own, or with none.
@@ -237,7 +238,7 @@ def _refuse_remote_code(config: Config) -> None:
         )
 
 
-def _architecture(config: Config, *, encoder_only: bool) -> str:
+def _architecture(folder: Path, config: Config, *, encoder_only: bool) -> str:
     """`encoder_only`: only the encoder is imported, whatever head it was trained with."""
     names = config.content.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
@@ -247,20 +248,12 @@ def _architecture(config: Config, *, encoder_only: bool) -> str:
     base = f"{name.partition('For')[0]}Model"
     name = base if encoder_only and base in FAMILIES else name
     if name not in FAMILIES:
-        close, every = nearest(name, FAMILIES), "`transduce convert --list` shows what can be imported"
-        close = _closest(name) if close.startswith("known") else close
+        every = "`transduce convert --list` shows what can be imported"
         reason = REASONS.get(name.partition("For")[0], "")
-        remedy = f"{close} {every}" if close and not reason else every
+        close = "" if reason else describe_closest(folder, config, name)
+        remedy = f"{close}. {every}" if close else every
         raise InputError(f"the architecture {name!r} is not supported{reason}", where=config.where, remedy=remedy)
     return name
-
-
-def _closest(name: str) -> str:
-    """The supported architecture of the same shape that is spelt most like this one; empty: none has its shape."""
-    shape = re.search(r"(For[A-Z]\w+|LMHeadModel|EncoderDecoderModel|Model)$", name)
-    alike = [known for known in FAMILIES if shape and known.endswith(shape[0])]
-    found = get_close_matches(name, alike, n=1, cutoff=0.0)
-    return f"closest of the same shape is {found[0]!r}." if found else ""
 
 
 def _layer_counts(config: Mapping[str, Any]) -> list[int]:
@@ -318,9 +311,10 @@ def _recipe(
 ) -> Recipe:
     limits = [part["position"]["max_positions"] for part in model.values() if _has_last_position(part)]
     source, target = ({"kind": one.kind, "size": one.size} for one in tokenizers)
+    shared = target["kind"] == GIVEN and tokenizers[0].vocabulary.pieces == tokenizers[1].vocabulary.pieces
     content: Content = {
         "data": {**data, "max_length": min([MAX_LENGTH, *(limit - 1 for limit in limits)])},
-        "tokens": {"source": source, "target": target, "shared": target["kind"] == GIVEN},
+        "tokens": {"source": source, "target": target, "shared": shared},
         "model": model,
         "generation": generation,
     }

@@ -49,23 +49,23 @@ class ForeignTokenizer:
     special: Mapping[str, int]  # special tokens, language codes included
 
 
-def read_tokenizer_files(folder: Path, model_type: str) -> ForeignTokenizer | None:
-    """The tokenizer that the files of the folder describe; None: there are no such files."""
+def read_tokenizer_files(folder: Path, model_type: str) -> list[ForeignTokenizer]:
+    """The tokenizer that the files of the folder describe, or one of each side; empty: there are no such files."""
     settings = read_json(folder, CONFIG)
     kind = str(settings.get("tokenizer_class") or CLASSES.get(model_type, "")).removesuffix("Fast")
     kind = kind.removesuffix("Tokenizer") or CLASSES.get(model_type, "")
     present = {name for name in (*SENTENCEPIECE, WORDPIECE, MERGES, VOCABULARY) if inside(folder, name).is_file()}
     if kind == "ByT5":
-        return _bytes(settings)
+        return [_bytes(settings)]
     if model := next((name for name in SENTENCEPIECE if name in present), None):
-        return _sentencepiece(folder, model, kind, settings)
+        return [_sentencepiece(folder, model, kind, settings)]
     if WORDPIECE in present:
-        return _wordpiece(folder, settings)
+        return [_wordpiece(folder, settings)]
     if kind == "FSMT" and inside(folder, FSMT_FILES[0]).is_file():
         return _fsmt(folder)
     if {MERGES, VOCABULARY} <= present:
-        return _byte_level(folder, kind, settings)
-    return None
+        return [_byte_level(folder, kind, settings)]
+    return []
 
 
 # Of folders whose tokenizer_config.json names no class.
@@ -252,32 +252,37 @@ def _byte_level(folder: Path, kind: str, settings: Mapping[str, Any]) -> Foreign
     return _same_ids(backend, template, "<unk>")
 
 
-def _fsmt(folder: Path) -> ForeignTokenizer:
-    """BPE within Moses tokens, which are separated by spaces; a word ends with </w>.
+def _fsmt(folder: Path) -> list[ForeignTokenizer]:
+    """BPE within Moses tokens, with one vocabulary for both sides or one for each, and the same merges."""
+    vocabularies = [read_json(folder, name, needed=True) for name in FSMT_FILES]
+    for name, vocabulary in zip(FSMT_FILES, vocabularies, strict=True):
+        if not all(isinstance(number, int) and number >= 0 for number in vocabulary.values()):
+            raise InputError("expected pieces with their ids", where=str(folder / name), remedy="fetch it again")
+        if "<unk>" not in vocabulary:
+            raise InputError("there is no <unk>", where=str(folder / name), remedy="fetch it again")
+    merges = [
+        [*line.split(), "", ""][:2] for line in _lines(folder, MERGES) if line and not line.startswith("#version")
+    ]
+    same = vocabularies[0] == vocabularies[1]
+    return [_moses_bpe(vocabulary, merges) for vocabulary in vocabularies[: 1 if same else 2]]
+
+
+def _moses_bpe(vocabulary: Mapping[str, int], merges: list[list[str]]) -> ForeignTokenizer:
+    """BPE within tokens that are separated by spaces; a word ends with </w>.
 
     Merges do not ask whether their result is in the vocabulary: such pieces are unknown.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    source, target = (read_json(folder, name, needed=True) for name in FSMT_FILES)
-    if source != target:
-        raise InputError(
-            "source and target have vocabularies of their own", where=str(folder), remedy="one for both is supported"
-        )
-    if not all(isinstance(number, int) and number >= 0 for number in source.values()) or "<unk>" not in source:
-        raise InputError("expected pieces with their ids", where=str(folder / FSMT_FILES[0]), remedy="fetch it again")
-    merges = [
-        [*line.split(), "", ""][:2] for line in _lines(folder, MERGES) if line and not line.startswith("#version")
-    ]
-    numbers, last = dict(source), max(source.values())
+    numbers, last = dict(vocabulary), max(vocabulary.values())
     for piece in dict.fromkeys(piece for left, right in merges for piece in (left, right, left + right)):
         if piece not in numbers:
             numbers[piece] = last = last + 1
     backend = Tokenizer(models.BPE(numbers, [(a, b) for a, b in merges], unk_token="<unk>", end_of_word_suffix="</w>"))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder("</w>")
-    backend.add_special_tokens([one for one in FAIRSEQ if one in source])
+    backend.add_special_tokens([one for one in FAIRSEQ if one in vocabulary])
     made = _same_ids(backend, ["</s>"], "<unk>")
-    known = set(source.values())
+    known = set(vocabulary.values())
     pieces = {number: piece for number, piece in made.pieces.items() if number in known}
     return replace(made, pieces=pieces, ids={number: number for number in known})
 

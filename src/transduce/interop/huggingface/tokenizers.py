@@ -64,9 +64,12 @@ class TextFormat:
 
 
 def read_tokenizers(
-    folder: Path, specials: SpecialIds, size: int, text_format: TextFormat
+    folder: Path, specials: SpecialIds, size: int, text_format: TextFormat, source_size: int | None = None
 ) -> tuple[tuple[Tokenizer, Tokenizer], ImportRows]:
-    """Source and target tokenizer, and the order of the vocabulary rows."""
+    """Source and target tokenizer, and the order of the vocabulary rows.
+
+    `source_size`: of the vocabulary of sources, where each side has its own; their special tokens have the same ids.
+    """
     foreign = _open(folder, specials, text_format.hidden_tokens)
     first = foreign[0]
     end = specials.end if specials.end is not None else (first.template[-1] if first.template else None)
@@ -88,17 +91,24 @@ def read_tokenizers(
     if text_format.masked_lm:  # every token of the text is an output too, the first and the unknown one included
         start, unknown = MISSING, _mask_id(folder, first)
     special = [MISSING if one is None else one for one in (specials.pad, start, end, unknown)]
-    for number in (*special, *prefixes[0], *prefixes[1], *suffix, *first.pieces):
+    taken = {number for number in special if number != start or not text_format.start_is_output}
+    sides = []
+    for tokenizer, count in ((first, source_size or size), (foreign[-1], size)):
+        _check_rows(folder, (*special, *prefixes[0], *prefixes[1], *suffix, *tokenizer.pieces), count)
+        sides.append(ImportRows((*special, *(number for number in range(count) if number not in taken)), count))
+    rows = sides[1] if source_size is None else replace(sides[1], source=sides[0])
+    texts = [_library_json(one.backend, text_format) for one in foreign]
+    source = _native(foreign[0], texts[0], sides[0], prefixes[0], suffix)
+    target = _native(foreign[-1], texts[-1], rows, prefixes[1], [])
+    return (source, target), rows
+
+
+def _check_rows(folder: Path, numbers: Sequence[int], size: int) -> None:
+    for number in numbers:
         if not MISSING <= number < size:
             raise InputError(
                 f"token {number} has no row: the vocabulary size is {size}", where=str(folder), remedy="fetch it again"
             )
-    taken = {number for number in special if number != start or not text_format.start_is_output}
-    rows = ImportRows((*special, *(number for number in range(size) if number not in taken)), size)
-    texts = [_library_json(one.backend, text_format) for one in foreign]
-    source = _native(foreign[0], texts[0], rows, prefixes[0], suffix)
-    target = _native(foreign[-1], texts[-1], rows, prefixes[1], [])
-    return (source, target), rows
 
 
 def read_ctc_tokenizer(folder: Path, blank: int, size: int) -> tuple[Tokenizer, ImportRows]:
@@ -182,8 +192,8 @@ def _open(folder: Path, specials: SpecialIds, hidden_tokens: re.Pattern[str] | N
     vocabulary = read_json(folder, VOCABULARY)
     files = [name for name in (*MODELS, MULTILINGUAL_MODEL) if inside(folder, name).is_file()]
     if not files or not vocabulary:
-        if (found := read_tokenizer_files(folder, _model_type(folder))) is not None:
-            return [found]
+        if found := read_tokenizer_files(folder, _model_type(folder)):
+            return found
         raise InputError(
             f"there is no {TOKENIZER}, and no other file of a tokenizer",
             where=str(folder),

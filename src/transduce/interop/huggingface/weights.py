@@ -35,6 +35,11 @@ class ImportRows:
     rows: tuple[int, ...]
     foreign_size: int
     output: str = DECODER_OUTPUT  # the module that gives the logits of tokens
+    source: ImportRows | None = None  # of sources, where they have a vocabulary of their own
+
+    def of(self, name: str) -> ImportRows:
+        """The order of the vocabulary that a native weight belongs to."""
+        return self.source if self.source is not None and name == EMBEDDINGS[0] else self
 
     @property
     def output_bias(self) -> str:
@@ -153,9 +158,9 @@ def check_weights(
         for native, converted in found.apply(torch.empty(tensor.shape, device="meta")).items():
             if native in weights:
                 raise InputError(f"{name} and {origins[native]} both map to {native}", where=where)
-            if rows.is_table(native) and len(converted) != rows.foreign_size:
+            if rows.is_table(native) and len(converted) != (size := rows.of(native).foreign_size):
                 raise InputError(
-                    f"{name} has {len(converted)} rows, but config.json says vocab_size: {rows.foreign_size}",
+                    f"{name} has {len(converted)} rows, but config.json says vocab_size: {size}",
                     where=where,
                     remedy="config.json and the weights belong to different models",
                 )
@@ -186,7 +191,7 @@ def _reorder(weights: Mapping[str, Tensor], rows: ImportRows, shapes: Shapes) ->
     for name, tensor in weights.items():
         if rows.is_table(name):
             if id(tensor) not in reordered:
-                reordered[id(tensor)] = rows.reorder(tensor)
+                reordered[id(tensor)] = rows.of(name).reorder(tensor)
             tensor = reordered[id(tensor)]
         result[name] = tensor
     if rows.output_bias in shapes and rows.rows:

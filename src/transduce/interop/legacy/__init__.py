@@ -11,6 +11,7 @@ from transduce.interop.legacy.checkpoint_process import open_checkpoint
 from transduce.interop.legacy.model import assemble
 from transduce.interop.legacy.unpack import MARIAN_BINARY
 
+TOOLKITS = ("fairseq", "OpenNMT-py", "JoeyNMT", "Marian")
 SUFFIXES = (".pt", ".ckpt", ".npz")
 BINARY = ".bin"  # of Marian, if the file begins as its binaries do
 PREFERRED = ("best.ckpt", "checkpoint_best.pt", "model.npz", "model.pt")  # where a folder has several checkpoints
@@ -72,4 +73,4 @@ def read(path: Path) -> ImportedModel:
         return assemble(reader(checkpoint))
 
 
-__all__ = ["SUFFIXES", "read", "recognises"]
+__all__ = ["SUFFIXES", "TOOLKITS", "read", "recognises"]

@@ -189,12 +189,14 @@ def read_lines(folder: Path, name: str) -> list[str]:
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
-def word_vocabulary(words: Sequence[str], special: SpecialIds, where: str) -> LegacyVocabulary:
-    """Tokens separated by white space; `words` in the order of their ids."""
+def word_vocabulary(
+    words: Sequence[str], special: SpecialIds, where: str, *, needs_end: bool = True
+) -> LegacyVocabulary:
+    """Tokens separated by white space; `words` in the order of their ids. `needs_end`: </s> must be one of them."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers
 
-    rows = _import_rows(len(words), special, where)
+    rows = _import_rows(len(words), special, where, needs_end=needs_end)
     ids: dict[str, int] = {}
     for number in rows.rows[len(SPECIALS) :]:
         ids.setdefault(words[number], number)
@@ -217,11 +219,12 @@ def sentencepiece_vocabulary(
     return _side(backend, {number: piece for piece, number in vocabulary.items()}, rows, ids)
 
 
-def _import_rows(size: int, special: SpecialIds, where: str) -> ImportRows:
+def _import_rows(size: int, special: SpecialIds, where: str, *, needs_end: bool = True) -> ImportRows:
     found = [MISSING if one is None else one for one in (special.pad, special.start, special.end, special.unknown)]
-    if special.end is None or max(found) >= size:
+    endless = needs_end and special.end is None
+    if endless or max(found) >= size:
         raise InputError(
-            "no token ends a text" if special.end is None else f"token {max(found)} is not among {size} tokens",
+            "no token ends a text" if endless else f"token {max(found)} is not among {size} tokens",
             where=where,
             remedy="the vocabulary belongs to another model: fetch it again",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
@@ -266,7 +267,20 @@ def read(checkpoint: LegacyCheckpoint) -> LegacyModel:
     if content.get("encoder_type") in ("rnn", "brnn"):
         to_recipe, weight_map = _recurrent, RECURRENT
         weights = {rename_cell(name): tensor for name, tensor in weights.items()}
+        _warn_of_mixed_batches(checkpoint, config)
     return LegacyModel(to_recipe, weight_map, config, weights, source, target, ZERO_BIASES, {"beam": 5})
+
+
+def _warn_of_mixed_batches(checkpoint: LegacyCheckpoint, config: Config) -> None:
+    """Before version 3, whose vocabularies are lists, the bridge reads the layers of other sentences of the batch."""
+    stored = checkpoint.settings.get("vocab")
+    older = isinstance(stored, dict) and not isinstance(stored.get("src"), list)
+    if older and config.flag("bridge") and config.count("enc_layers") > 1:
+        warnings.warn(
+            f"{checkpoint.file}: before version 3, OpenNMT-py mixes the states of all sentences of a batch in a bridge "
+            "over several layers; outputs here are those that it gives with a batch size of 1",
+            stacklevel=2,
+        )
 
 
 def _words(stored: Any) -> list[str] | None:
@@ -289,6 +303,6 @@ def _side(checkpoint: LegacyCheckpoint, side: str) -> LegacyVocabulary:
         raise InputError(problem, where=str(checkpoint.file), remedy="word features cannot be imported")
     start = vocabulary.get("decoder_start_token") or "<s>"
     number = {word: index for index, word in reversed(list(enumerate(words)))}
-    # No token ends a source, but a native vocabulary needs one.
+    # No token ends a source; versions 1 and 2 have none in its vocabulary either.
     special = SpecialIds(number.get("<blank>"), number.get(start), number.get("</s>"), number.get("<unk>"))
-    return word_vocabulary(words, special, str(checkpoint.file))
+    return word_vocabulary(words, special, str(checkpoint.file), needs_end=side != "src")

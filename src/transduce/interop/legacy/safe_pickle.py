@@ -105,7 +105,11 @@ OBJECTS = {
 FUNCTIONS = {
     "onmt.inputters.text_dataset._feature_tokenize",
     *(f"onmt.inputters.inputter.{name}" for name in ("make_src", "make_tgt")),
-    *(f"torchtext.{package}vocab._default_unk_index" for package in ("", "legacy.")),
+    *(
+        f"torchtext.{package}{name}"
+        for package in ("", "legacy.")
+        for name in ("vocab._default_unk_index", "data.utils._split_tokenizer")
+    ),
 }
 # Everything that a checkpoint may call, with the function that is run instead.
 CALLS: dict[str, Callable[..., Any]] = {

@@ -36,7 +36,7 @@ from transduce.interop.legacy.safe_pickle import (
 MAX_PICKLE = 256 * 2**20  # bytes of data.pkl
 MAGIC, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001  # of checkpoints before PyTorch 1.6
 MARIAN_BINARY = struct.pack("<Q", 1)  # the version of the format
-MARIAN_FLOAT32, MARIAN_INT8 = 0x404, (0x4101, 0x10101)  # int8 of Bergamot's fork, and of Marian 1.12
+MARIAN_FLOAT32, MARIAN_INT8 = 0x404, (0x4101, 0x10001)  # int8 of Bergamot's fork, and of Marian 1.12
 ACTIVATION_SCALE = "QuantMultA"  # of items that quantise activations, which stay fp32 here
 MAX_EXPANSION = 8  # bytes written per byte of the file: tied weights are written more than once
 MAX_SECONDS = 600
