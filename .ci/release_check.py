@@ -20,6 +20,7 @@ NEEDED = (
     "transduce/studio/static/index.html",
     "transduce/studio/static/studio.js",
     "transduce/studio/static/studio.css",
+    "transduce/studio/static/licences.txt",
     "transduce/kernels/native/kernels.c",
     "transduce/kernels/native/simd.h",
 )

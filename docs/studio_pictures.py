@@ -23,8 +23,10 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 # Name, view, other parameters of its address, theme, width and height.
 PICTURES = (
     ("studio-alignment", "alignment", {}, "light", 1280, 960),
-    ("studio-compare", "compare", {"first": "integrated_gradients", "second": "occlusion"}, "light", 1280, 1180),
+    ("studio-compare", "compare", {"first": "integrated_gradients", "second": "occlusion"}, "light", 1280, 1660),
     ("studio-what-if", "what-if", {}, "dark", 1280, 960),
+    ("studio-beam", "beam", {}, "light", 1280, 1240),
+    ("studio-image", "image", {"step": "2"}, "light", 1280, 1400),
     ("studio-steps", "steps", {"step": "6"}, "light", 400, 1100),
 )
 
@@ -33,6 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python docs/studio_pictures.py", description=__doc__)
     parser.add_argument("run")
     parser.add_argument("source")
+    parser.add_argument("--views", nargs="+", default=sorted({view for _, view, *_ in PICTURES} - {"image"}))
     parser.add_argument("--edited", default="", help="the edited source of the view of changes")
     parser.add_argument("--port", type=int, default=8798)
     parser.add_argument("--chromium", default="/usr/bin/chromium")
@@ -44,10 +47,12 @@ def main() -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=args.chromium, args=list(FLAGS))
         for name, view, params, theme, width, height in PICTURES:
+            if view not in args.views:
+                continue
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
             query = {"source": args.source, **params, **({"edited": args.edited} if view == "what-if" else {})}
             page.goto(f"http://127.0.0.1:{args.port}/#/{view}?{urlencode(query)}")
-            page.wait_for_selector("[data-testid^=answer]", timeout=120_000)
+            page.wait_for_selector("main section", timeout=120_000)
             expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=120_000)
             time.sleep(0.3)  # the transition of an answer
             picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")

@@ -1,8 +1,9 @@
 // A map as a picture: SVG text, or PNG from it. Also the download of a file.
 import { css } from './colour.js';
+import { short } from './text.js';
 
 const CELL = 24;
-const FONT = '12px ui-monospace, Menlo, Consolas, monospace';
+const SCALE = { width: 120, height: 10, steps: 24, below: 34 }; // of the legend, in pixels
 
 /** Saves content under a name. */
 export function saveFile(name, content, type) {
@@ -20,13 +21,30 @@ function element(name, attributes, text = null) {
   return made;
 }
 
+/** The legend of a map: its colours from the smallest to the largest value, in steps, and their unit. */
+function drawScale(x, y, { largest, signed, unit }) {
+  const group = element('g', { fill: '#333' });
+  const least = signed ? short(-largest) : '0';
+  const begin = x + 6 + 7.5 * least.length;
+  group.append(element('text', { x, y: y + 9 }, least));
+  for (let step = 0; step < SCALE.steps; step += 1) {
+    const share = step / (SCALE.steps - 1);
+    const fill = css((signed ? 2 * share - 1 : share) * largest, largest, { signed });
+    group.append(element('rect', { x: begin + (step * SCALE.width) / SCALE.steps, y, width: SCALE.width / SCALE.steps + 0.5, height: SCALE.height, fill }));
+  }
+  group.append(element('text', { x: begin + SCALE.width + 6, y: y + 9 }, `${short(largest)} ${unit}`));
+  return { group, width: begin + SCALE.width + 12 + 7.5 * (short(largest).length + 1 + unit.length) };
+}
+
 /** The map as an SVG element. Its colours are those of the light theme: it is made for paper. */
-export function drawMap({ rows, columns, weights, largest, signed, label }) {
+function drawMap({ rows, columns, weights, largest, signed, label, unit }) {
   const left = 12 + 7.5 * Math.max(...rows.map((one) => [...one].length), 1);
   const top = 12 + 7.5 * Math.max(...columns.map((one) => [...one].length), 1);
-  const [width, height] = [left + columns.length * CELL + 12, top + rows.length * CELL + 12];
-  const svg = element('svg', { viewBox: `0 0 ${width} ${height}`, width, height, font: FONT, 'font-size': 12, 'font-family': 'monospace' });
-  svg.append(element('title', {}, label), element('rect', { width, height, fill: '#fff' }));
+  const bottom = top + rows.length * CELL;
+  const scale = drawScale(12, bottom + 14, { largest, signed, unit });
+  const [width, height] = [Math.max(left + columns.length * CELL + 12, scale.width), bottom + SCALE.below];
+  const svg = element('svg', { viewBox: `0 0 ${width} ${height}`, width, height, 'font-size': 12, 'font-family': 'monospace' });
+  svg.append(element('title', {}, label), element('rect', { width, height, fill: '#fff' }), scale.group);
   columns.forEach((text, x) => {
     const at = left + (x + 0.5) * CELL;
     svg.append(element('text', { transform: `translate(${at + 4} ${top - 6}) rotate(-90)`, fill: '#333' }, text));

@@ -22,6 +22,14 @@ export function short(value, digits = 3) {
   return value.toFixed(digits);
 }
 
+/** Seconds as people say them. */
+export function duration(seconds) {
+  const all = Math.round(seconds);
+  const [hours, minutes] = [Math.floor(all / 3600), Math.floor((all % 3600) / 60)];
+  if (hours) return `${hours} h ${minutes} min`;
+  return minutes ? `${minutes} min ${all % 60} s` : `${all} s`;
+}
+
 export function percent(value) {
   return value === null || value === undefined ? '–' : `${(100 * value).toFixed(1)} %`;
 }

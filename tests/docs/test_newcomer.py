@@ -96,7 +96,7 @@ def test_the_commands_of_the_readme_work_in_their_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     served: list[object] = []
-    monkeypatch.setattr("uvicorn.run", lambda app, **settings: served.append(app))
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: served.append(server))
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     write_files(tmp_path)
     train_demo(tmp_path)

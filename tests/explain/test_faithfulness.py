@@ -19,6 +19,7 @@ from transduce.explain.attribution import METHODS, AttributionInput, attribute, 
 from transduce.explain.faithfulness import (
     UNCHANGED,
     Faithfulness,
+    UniformSwap,
     measure,
     seed_variance,
     shuffled_decoder,
@@ -156,3 +157,18 @@ def test_a_source_matters_where_a_deletion_does() -> None:
     measured = Faithfulness(1.2, 0.3, 0.1, 0.9, (1.2,) * 5, 0.8, None, baseline_change=0.01, randomisation=0.1)
     assert "12.0 times" in measured.verdict
     assert "hardly depends" in replace(measured, comprehensiveness=0.02, sufficiency=-0.01).verdict
+
+
+@pytest.mark.parametrize(("marked", "drawn"), [(0.3, 0.3), (0.1, 0.4), (0.04, -0.6), (-0.2, -0.4)])
+def test_marked_rows_that_cost_nothing_more_are_not_to_be_read(marked: float, drawn: float) -> None:
+    measured = Faithfulness(marked, 0.1, drawn, 0.9, (marked,) * 5, 0.8, None, baseline_change=1.0, randomisation=0.1)
+    assert "do not read it" in measured.verdict
+    assert " times as much" in replace(measured, comprehensiveness=max(drawn, 0) + 0.1).verdict
+
+
+def test_the_verdict_of_a_swap_says_whether_the_loss_rises_or_falls() -> None:
+    assert (
+        UniformSwap(((0.3,),), (0.3,), 0.3).verdict == "With uniform attention the loss rises by 0.30 nats per token."
+    )
+    lower = UniformSwap(((-0.3, 0.0),), (-0.3,), -0.3).verdict
+    assert lower == "With uniform attention the loss falls by 0.30 nats per token; 1 of 2 heads matter by themselves."

@@ -24,7 +24,7 @@ from transduce.explain.html import json_for_script, notebook_frame, render_page,
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- <script> ]]> & \u2028\u2029 %%DATA%% \" ' \\ </style></title>"
 
 
-class Reader(HTMLParser):
+class PageParser(HTMLParser):
     """Elements in order, the text of each script and style, and whether everything opened was closed."""
 
     VOID = frozenset({"meta", "input", "br", "img", "link"})
@@ -74,7 +74,7 @@ def explained(text: str = "a b", **changes: object) -> Explanation:
 def test_page_data_equal_the_explanation(tmp_path: Path) -> None:
     item = explained()
     write_page([item, explained(attention=None)], tmp_path / "page.html", "A title")
-    content = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).data()
+    content = PageParser((tmp_path / "page.html").read_text(encoding="utf-8")).data()
     first, second = content["explanations"]
     assert np.array_equal(np.array(first["attention"]["cross"], dtype=np.float32), item.attention)
     shown = first["explanation"]
@@ -90,7 +90,8 @@ def test_page_data_equal_the_explanation(tmp_path: Path) -> None:
 
 
 def test_hostile_text_stays_text() -> None:
-    clean, hostile = Reader(render_page([explained()], "title")), Reader(render_page([explained(HOSTILE)], HOSTILE))
+    pages = render_page([explained()], "title"), render_page([explained(HOSTILE)], HOSTILE)
+    clean, hostile = map(PageParser, pages)
     assert [element for element in hostile.elements if element[0] != "meta"] == [
         element for element in clean.elements if element[0] != "meta"
     ]
@@ -119,7 +120,7 @@ def test_lone_surrogates_are_escaped() -> None:
 
 def test_page_has_no_element_that_loads() -> None:
     """tests/studio/test_explanation_pages.py opens it in a browser and counts its requests: none."""
-    for tag, attributes in Reader(render_page([explained()], "title")).elements:
+    for tag, attributes in PageParser(render_page([explained()], "title")).elements:
         assert tag not in {"img", "iframe", "object", "embed", "base", "video", "audio"}
         assert not {"src", "srcset", "action", "data"} & set(attributes), (tag, attributes)
         assert attributes.get("href", "data:,") == "data:,"  # no icon is asked for
@@ -127,7 +128,7 @@ def test_page_has_no_element_that_loads() -> None:
 
 
 def test_security_policy_allows_only_the_own_script_and_style() -> None:
-    reader = Reader(render_page([explained(HOSTILE)], HOSTILE))
+    reader = PageParser(render_page([explained(HOSTILE)], HOSTILE))
     policy = next(a["content"] for tag, a in reader.elements if tag == "meta" and a.get("http-equiv"))
     assert policy is not None
     assert policy.startswith("default-src 'none'; ")
@@ -142,7 +143,7 @@ def test_security_policy_allows_only_the_own_script_and_style() -> None:
 
 def test_infinite_scores_do_not_break_the_page() -> None:
     infinite = explained(token_scores=[-math.inf, -1.0, -1.0], score=-math.inf, nbest=[("a", -math.inf)])
-    content = Reader(render_page([infinite])).data()["explanations"][0]["explanation"]
+    content = PageParser(render_page([infinite])).data()["explanations"][0]["explanation"]
     assert content["token_scores"] == [None, -1.0, -1.0]
     assert content["score"] is None
 

@@ -115,7 +115,7 @@ class Watched:
         context.on("console", lambda message: self._told(message.type, message.text))
         context.on("weberror", lambda error: self.errors.append(str(error.error)))
         context.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        context.route(lambda asked: not asked.startswith((url, "data:", "blob:")), self._refuse)
+        context.route(lambda address: not address.startswith((url, "data:", "blob:")), self._refuse)
 
     def _told(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -21,7 +22,6 @@ VIEWS = sorted(
 )
 SOURCE = "black white red green"
 HOSTILE = "<img src=x onerror=alert(1)> </script><script>alert(2)</script> مرحبا بالعالم 你好 👩‍👩‍👧 \u202ered"
-DARK = ("alignment", "compare", "beam", "steps", "what-if")  # views that use all colours
 FITS = 400  # pixels of the narrowest screen
 
 
@@ -29,7 +29,7 @@ def address(view: str, **params: str) -> str:
     return f"/#/{view}?{urlencode({'run': 'reverse', 'source': SOURCE, **params})}"
 
 
-def settled(page: Page) -> None:
+def wait_until_idle(page: Page) -> None:
     """Waits until all answers are there."""
     page.locator("main h1").wait_for()
     expect(page.locator("[aria-busy=true]")).to_have_count(0)
@@ -51,10 +51,10 @@ def axe() -> Axe:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_views_are_accessible_and_fit_narrow_screens(tab: Page, axe: Axe, view: str) -> None:
-    """axe finds nothing serious, some views also on a dark page; nothing is wider than a telephone."""
+    """axe finds nothing serious, and enough contrast on a dark page too; nothing is wider than a telephone."""
     tab.goto(address(view))
-    settled(tab)
-    for scheme in ("light", "dark") if view in DARK else ("light",):
+    wait_until_idle(tab)
+    for scheme in ("light", "dark"):
         if scheme == "dark":
             tab.get_by_role("button", name="Switch to the dark theme").click()
         rules = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
@@ -62,7 +62,7 @@ def test_views_are_accessible_and_fit_narrow_screens(tab: Page, axe: Axe, view: 
         serious = [one for one in found if one["impact"] in ("serious", "critical")]
         assert not serious, [(one["id"], one["nodes"][0]["html"]) for one in serious]
     tab.set_viewport_size({"width": FITS, "height": 800})
-    settled(tab)
+    wait_until_idle(tab)
     tab.wait_for_function(f"document.documentElement.scrollWidth <= {FITS}")
 
 
@@ -70,7 +70,7 @@ def test_views_are_accessible_and_fit_narrow_screens(tab: Page, axe: Axe, view: 
 def test_hostile_and_foreign_tokens_are_text(tab: Page, view: str) -> None:
     """No dialog opens and nothing is requested: see the fixture. The tokens are there, letter by letter."""
     tab.goto(address(view, source=HOSTILE, run="reverse"))
-    settled(tab)
+    wait_until_idle(tab)
     expect(tab.locator("main img")).to_have_count(0)
     assert tab.evaluate("document.scripts.length") == 1
     if tab.get_by_test_id("source").count():
@@ -85,6 +85,30 @@ def test_hostile_and_foreign_tokens_are_text(tab: Page, view: str) -> None:
         )
 
 
+def lightness(colour: str) -> float:
+    """The lightness (CIE L*) of a colour such as rgb(1, 2, 3)."""
+    channels = [int(one) / 255 for one in re.findall(r"\d+", colour)[:3]]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in channels]
+    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return 116 * light ** (1 / 3) - 16 if light > 0.008856 else 903.3 * light
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_larger_weight_differs_in_lightness(tab: Page, scheme: str) -> None:
+    """A scale that changes in lightness alone in one direction can be read without telling colours apart."""
+    tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    tab.goto(address("gates"))
+    wait_until_idle(tab)
+    found = tab.get_by_test_id("gate").evaluate_all(
+        "all => all.map(one => [+one.dataset.value, getComputedStyle(one).backgroundColor])"
+    )
+    sign = -1 if scheme == "light" else 1
+    levels = [sign * lightness(colour) for _, colour in sorted(found)]
+    assert all(later >= earlier - 0.5 for earlier, later in pairwise(levels))  # rounded to 8 bits
+    assert levels[-1] - levels[0] > 60
+    assert tab.get_by_test_id("legend").count() == tab.locator("main figure").count()
+
+
 def test_columns_stand_in_the_order_in_which_they_are_read(tab: Page) -> None:
     for source, sign in (("مرحبا بالعالم", -1), ("red green", 1)):
         tab.goto(address("alignment", source=source))
@@ -97,7 +121,7 @@ def test_columns_stand_in_the_order_in_which_they_are_read(tab: Page) -> None:
 
 def test_every_view_can_be_reached_by_keyboard(tab: Page) -> None:
     tab.goto(address("alignment"))
-    settled(tab)
+    wait_until_idle(tab)
     tab.keyboard.press("Tab")
     expect(tab.locator(".skip")).to_be_focused()
     reached: list[str] = []
@@ -113,7 +137,7 @@ def test_every_view_can_be_reached_by_keyboard(tab: Page) -> None:
     tab.keyboard.press("Enter")
     expect(tab.locator("h1")).to_have_text("Step inspector")
     tab.goto(address("alignment"))
-    settled(tab)
+    wait_until_idle(tab)
     tab.get_by_test_id("cells").focus()
     tab.keyboard.press("ArrowDown")
     tab.keyboard.press("ArrowDown")
@@ -126,21 +150,21 @@ def test_two_tabs_are_independent(tab: Page) -> None:
     other = tab.context.new_page()
     tab.goto(address("alignment", run="reverse"))
     other.goto(address("steps", run="transformer", source="blue red"))
-    settled(tab)
-    settled(other)
+    wait_until_idle(tab)
+    wait_until_idle(other)
     expect(tab.get_by_test_id("source")).to_have_value(SOURCE)
     expect(tab.get_by_test_id("run")).to_have_value("reverse")
     expect(other.get_by_test_id("source")).to_have_value("blue red")
     expect(other.get_by_test_id("run")).to_have_value("transformer")
     other.get_by_test_id("run").select_option("reverse")
     tab.reload()
-    settled(tab)
+    wait_until_idle(tab)
     expect(tab.locator("h1")).to_have_text("Alignment map")
 
 
 def test_a_lost_server_is_announced_and_found_again(tab: Page, server: Server) -> None:
     tab.goto(address("alignment", run="reverse"))
-    settled(tab)
+    wait_until_idle(tab)
     server.stop()
     tab.watched.expects_errors = True  # type: ignore[attr-defined]
     try:
@@ -174,7 +198,7 @@ def test_large_maps_are_drawn_by_tiles(tab: Page, weights: np.ndarray) -> None:
     tab.route("**/api/map/tile?*", tile)
     tab.goto(address("alignment"))
     tab.locator("[data-testid=tile][data-drawn=true]").first.wait_for()
-    settled(tab)
+    wait_until_idle(tab)
     tiles = tab.get_by_test_id("tile")
     assert tiles.count() == 64
     assert 0 < tab.locator("[data-drawn=true]").count() < 64

@@ -39,6 +39,14 @@ def test_built_files_are_those_of_the_sources() -> None:
     assert recorded == source_hash(ROOT / "studio"), "the built files are stale: run `make studio-build`"
 
 
+def test_built_files_name_the_licences_of_what_they_contain() -> None:
+    licences = (static_folder() / "licences.txt").read_text()
+    for package in ("svelte", "d3-array"):
+        version = json.loads((ROOT / "studio" / "package-lock.json").read_text())["packages"][f"node_modules/{package}"]
+        assert f"{package} {version['version']}\n" in licences
+    assert licences.lower().count("permission") >= 2
+
+
 def test_pages_load_nothing_from_elsewhere() -> None:
     page = (static_folder() / "index.html").read_text()
     assert "http" not in page.replace("http-equiv", "")

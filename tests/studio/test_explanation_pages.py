@@ -35,7 +35,7 @@ def reader(browser: Browser) -> Iterator[Page]:
     problems: list[str] = []
     page.on("console", lambda message: problems.append(message.text))
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda asked: problems.append(asked.url) if asked.url.startswith("http") else None)
+    page.on("request", lambda request: problems.append(request.url) if request.url.startswith("http") else None)
     yield page
     context.close()
     assert problems == []
@@ -173,6 +173,24 @@ def test_heads_say_what_they_are_worth(tab: Page) -> None:
     assert [float(value) for (value,) in attributes(tab, "worth", "value")] == pytest.approx(worth)
     said = tab.get_by_test_id("worth").all_inner_texts()
     assert [text == "not needed" for text in said] == [abs(one) < 0.05 for one in worth]
+
+
+@pytest.mark.parametrize(
+    ("view", "run"), [("alignment", "reverse"), ("heads", "transformer"), ("image", "squares"), ("audio", "recordings")]
+)
+def test_every_attention_map_says_how_far_it_can_be_trusted(tab: Page, studio: Studio, view: str, run: str) -> None:
+    source = SOURCE if studio.runs[run].model.source_encoding.reads_text else studio.runs[run].examples[0]["source"]
+    tab.goto(address(view, run=run, source=source))
+    found = fetch(tab, f"attribution?{urlencode({'run': run, 'source': source, 'method': 'attention'})}")
+    expect(tab.get_by_test_id("trust")).to_contain_text(found["verdict"])
+    expect(tab.get_by_test_id("trust")).to_contain_text(found["uniform_swap"]["verdict"])
+
+
+def test_a_map_too_large_to_measure_says_so(tab: Page) -> None:
+    long = " ".join(["red", "blue", "green"] * 20)
+    tab.goto(address("alignment", source=long, target=long.upper()))
+    expect(tab.get_by_test_id("trust")).to_contain_text("Not measured")
+    expect(tab.get_by_test_id("trust")).to_contain_text("transduce explain --method attention")
 
 
 def test_maps_of_other_seeds_are_compared(

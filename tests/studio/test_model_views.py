@@ -42,6 +42,12 @@ def slide(page: Page, testid: str, place: int) -> None:
     page.get_by_test_id(testid).fill(str(place))
 
 
+def path_to(nodes: dict[str, tuple[str, ...]], leaf: str) -> list[str]:
+    """The nodes from the root to a leaf."""
+    parent = nodes[leaf][1]
+    return [leaf] if parent is None else [*path_to(nodes, parent), leaf]
+
+
 def test_the_beam_tree_adds_up_to_the_scores(tab: Page) -> None:
     tab.goto(address("beam", beam="3", pruned="all"))
     expect(tab.get_by_test_id("beam")).to_have_attribute("data-done", "true")
@@ -73,6 +79,11 @@ def test_the_beam_tree_adds_up_to_the_scores(tab: Page) -> None:
     for number, (left, top, right, bottom) in enumerate(boxes):  # no node covers another
         for other in boxes[:number]:
             assert right <= other[0] + 1 or other[2] <= left + 1 or bottom <= other[1] + 1 or other[3] <= top + 1
+    tab.set_viewport_size({"width": 400, "height": 900})
+    slide(tab, "step", 2)
+    slide(tab, "step", 3)
+    last = tab.locator(f'[data-testid=beam-node][data-id="{list(path_to(nodes, shown[0][0]))[3]}"]')
+    expect(last).to_be_in_viewport()  # the tree scrolls to the step
     slide(tab, "step", 1)
     assert {nodes[one][1] for (one,) in attributes(tab, "beam-node", "id")} <= {None, "0"}
 

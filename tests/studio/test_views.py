@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 from conftest import fetch
+from PIL import Image
 from playwright.sync_api import Page, expect
 from run_fixtures import Command
 
@@ -160,6 +163,26 @@ def test_what_if_forces_attention_and_prefixes(tab: Page) -> None:
     assert all(row[3] == pytest.approx(0, abs=1e-6) for row in cells(tab))
 
 
+def test_what_if_masks_a_head_and_makes_attention_uniform(tab: Page, studio: Studio) -> None:
+    tab.goto(address("what-if", run="transformer", source="red blue"))
+    expect(tab.get_by_test_id("mask-head")).to_be_disabled()
+    tab.get_by_test_id("layer").select_option(index=1)
+    tab.get_by_test_id("head").select_option(index=2)  # the second head
+    tab.get_by_test_id("mask-head").click()
+    expect(tab.get_by_test_id("change")).to_have_text("mask-head:cross:0.1")
+    with studio.runs["transformer"].lock:  # a view may still be computing
+        model = studio.runs["transformer"].model
+        changed = model.generate(["red blue"], interventions=["mask-head:cross:0.1"])[0]
+    expect(tab.get_by_test_id("after")).to_have_text(changed.text)
+    shown = [float(one.inner_text()) for one in tab.locator("li:has([data-testid=after-token]) small").all()]
+    assert shown == pytest.approx([math.exp(score) for score in changed.token_scores], abs=0.006)  # two digits
+    tab.get_by_test_id("undo").click()
+    expect(tab.get_by_test_id("change")).to_have_count(0)
+    tab.get_by_test_id("uniform").click()
+    expect(tab.get_by_test_id("change")).to_have_text("uniform:cross:0.1")
+    assert all(row == pytest.approx([1 / len(row)] * len(row), abs=1e-5) for row in cells(tab))
+
+
 def test_attributions_side_by_side_with_curves(tab: Page) -> None:
     tab.goto(address("compare", first="integrated_gradients", second="attention"))
     for number, method in enumerate(("integrated_gradients", "attention")):
@@ -174,6 +197,8 @@ def test_attributions_side_by_side_with_curves(tab: Page) -> None:
         verdict = tab.get_by_test_id(f"side-{number}").get_by_test_id("trust").inner_text()
         assert found["verdict"] in verdict
         assert found["verdict"]
+    tab.get_by_test_id("second").select_option("integrated_gradients")  # a method beside itself
+    expect(tab.locator("[data-testid=curve-point][data-series='Integrated gradients']")).to_have_count(10)
 
 
 def test_gold_overlay_has_the_error_rate_of_the_command(
@@ -227,6 +252,16 @@ def test_saved_page_opens_without_a_network_and_equals_the_live_values(tab: Page
     context.close()
 
 
+def assert_colours_of_cells(svg: str, png: bytes) -> None:
+    """The PNG is the SVG at twice its size: the middle of each cell has the colour that the SVG gives it."""
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    found = re.findall(r'<rect x="([^"]+)" y="([^"]+)" width="22" height="22" rx="3" fill="rgb\(([^)]+)\)"', svg)
+    assert len(found) == svg.count("data-value")
+    for x, y, colour in found:
+        middle = picture.getpixel((round(2 * float(x) + 22), round(2 * float(y) + 22)))
+        assert middle == pytest.approx([int(one) for one in colour.split()], abs=1)
+
+
 def test_pictures_json_and_permalink(tab: Page) -> None:
     tab.goto(address("alignment", layer="0", read_at="input"))
     live = cells(tab)
@@ -237,7 +272,8 @@ def test_pictures_json_and_permalink(tab: Page) -> None:
         content[name] = Path(download.value.path()).read_bytes()
     values = [float(one) for one in re.findall(rb'data-value="([^"]+)"', content["svg"])]
     assert values == pytest.approx([value for row in live for value in row])
-    assert content["png"].startswith(b"\x89PNG")
+    assert_colours_of_cells(content["svg"].decode(), content["png"])
+    assert "attention weight" in content["svg"].decode()  # the unit of the legend
     assert any("map?" in key for key in json.loads(content["json"]))
     other = tab.context.new_page()
     other.goto(tab.url)

@@ -56,7 +56,8 @@ class Faithfulness:
             return "The output hardly depends on the source: no map of the source explains it."
         if self.randomisation is not None and self.randomisation >= UNCHANGED:
             return "It hardly changes when the weights of the decoder are shuffled: it does not show what was learned."
-        if self.comprehensiveness <= self.random_comprehensiveness + NOTICEABLE:
+        # Where random deletions raise log p, marked rows must still cost something to count.
+        if self.comprehensiveness <= max(self.random_comprehensiveness, 0) + NOTICEABLE:
             return "Removing the rows it marks changes no more than removing random rows: do not read it."
         share = self.comprehensiveness / max(self.random_comprehensiveness, NOTICEABLE)
         agreement = (
@@ -89,12 +90,9 @@ class UniformSwap:
             return "All attention can be replaced by uniform attention without changing the output: do not read it."
         heads = [rise for layer in self.heads for rise in layer]
         needed = sum(abs(rise) >= NOTICEABLE for rise in heads)
-        if len(heads) == 1:
-            return f"With uniform attention the loss rises by {self.all:.2f} nats per token."
-        return (
-            f"With uniform attention the loss rises by {self.all:.2f} nats per token; "
-            f"{needed} of {len(heads)} heads matter by themselves."
-        )
+        change = f"{'rises' if self.all > 0 else 'falls'} by {abs(self.all):.2f} nats per token"
+        more = "" if len(heads) == 1 else f"; {needed} of {len(heads)} heads matter by themselves"
+        return f"With uniform attention the loss {change}{more}."
 
     def to_json(self) -> dict[str, Any]:
         verdicts = [[self.head_verdict(n, head) for head in range(len(layer))] for n, layer in enumerate(self.heads)]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _MAX_INCHES = 36.0  # height and width of an image: larger maps get smaller cells and labels
 _MAX_LABEL = 24  # characters
 _INK, _PALE = "#222222", "#777777"
-COLOUR = np.array([214, 0, 147], np.float32)  # of an overlay: a colour that is rare in photographs
-MAX_ALPHA = 0.7  # opacity of the largest weight
+VEIL = np.array([10, 12, 18], np.float32)  # over the parts of a picture that are not attended to, as in the studio
+OPACITY = 0.8  # of the veil where the weight is 0
 MAX_PANELS = 60  # per source; the title gives the number of words left out
 # Tried in this order for each character, as far as they are installed.
 _FONTS = (
@@ -175,10 +175,10 @@ def cell_indices(source: VisualSource) -> np.ndarray:
 
 
 def paint(source: VisualSource, weights: np.ndarray, largest: float) -> np.ndarray:
-    """Y X 3, uint8: the pixels, coloured by the weights of their cells (S) relative to the largest of all panels."""
+    """Y X 3, uint8: the pixels under a veil, clear where the weight of a cell (S) is the largest of all panels."""
     share = np.asarray(weights, np.float32) / max(largest, 1e-12)
-    alpha = MAX_ALPHA * share[cell_indices(source)][..., None]  # Y X 1
-    return np.rint(source.pixels * (1 - alpha) + COLOUR * alpha).astype(np.uint8)
+    alpha = OPACITY * (1 - share[cell_indices(source)][..., None])  # Y X 1
+    return np.rint(source.pixels * (1 - alpha) + VEIL * alpha).astype(np.uint8)
 
 
 def source_weights(source: VisualSource, attention: AttentionMap) -> np.ndarray:
@@ -197,8 +197,8 @@ def draw_overlay(
 ) -> None:
     """Draws each source alone, and then once per target word with the attention of that word.
 
-    Columns that belong to no picture, such as the words of a question, are a heat map below. One scale of colours
-    serves all panels and the map: a source that is hardly attended to stays pale.
+    Columns that belong to no picture, such as the words of a question, are a heat map below. One scale serves all
+    panels and the map: a source that is hardly attended to stays dark.
     """
     words = attention.target_tokens[:MAX_PANELS]
     left_out = len(attention.target_tokens) - len(words)
@@ -234,12 +234,9 @@ def draw_overlay(
 
 
 def _draw_other_columns(axes: Axes, attention: AttentionMap, columns: Sequence[int], rows: int, largest: float) -> None:
-    """A heat map of some columns, in the colour and on the scale of the panels."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    colours = LinearSegmentedColormap.from_list("overlay", ["white", tuple(COLOUR / 255)])
+    """A heat map of some columns, dark and light as the veil of the panels, and on their scale."""
     weights = attention.weights[:rows, columns]
-    axes.imshow(weights, cmap=colours, vmin=0, vmax=max(largest / MAX_ALPHA, 1e-12), aspect="equal")
+    axes.imshow(weights, cmap="gray", vmin=0, vmax=max(largest, 1e-12), aspect="equal")
     _label_axes(axes, [attention.source_tokens[one] for one in columns], attention.target_tokens[:rows], 8)
 
 
@@ -249,7 +246,8 @@ def _draw_panel(axes: Any, source: VisualSource, painted: np.ndarray | None, lab
     has_axis = source.extent > 0
     extent = (0, source.extent if has_axis else width, height, 0)
     axes.imshow(shown, extent=extent, aspect="auto" if has_axis else "equal", interpolation="nearest")
-    axes.set_title(short_label(label), fontsize=9, loc="left", pad=3, family=list(fonts()), parse_math=False)
+    name = short_label(label.strip() or label)
+    axes.set_title(name, fontsize=9, loc="left", pad=3, family=list(fonts()), parse_math=False)
     axes.set_yticks([])
     if not has_axis:
         axes.set_xticks([])

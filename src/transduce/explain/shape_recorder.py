@@ -255,7 +255,7 @@ STATE_FIELDS = {
     "positions": "positions of the past tokens",
     "logits": "logits of every label",
     "count": "number of labels",
-    "place": "number of labels generated so far",
+    "position": "number of labels generated so far",
 }
 
 

@@ -19,7 +19,7 @@ from transduce.data.prepare import prepare_data
 from transduce.errors import InputError
 from transduce.flow import Example
 from transduce.inference import Model, load
-from transduce.inference.model import Prediction
+from transduce.inference.prediction import Prediction
 from transduce.run import Run
 from transduce.studio.attention import Text
 from transduce.studio.network_states import encode_sources
