@@ -39,8 +39,8 @@ def _folders(folder: Path) -> list[str]:
 def test_round_trip_of_ids_text_and_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     monkeypatch.setattr(writer_module, "CHUNK", chunk)
     corpora = [_corpus(tmp_path / "a.tsv", PAIRS), _corpus(tmp_path / "b.tsv", PAIRS[:3], "\textra")]
-    told: list[int] = []
-    store = build_store(corpora, WORDS, BYTES, Filters(max_length=30), "error", tmp_path / "s", progress=told.append)
+    counts: list[int] = []
+    store = build_store(corpora, WORDS, BYTES, Filters(max_length=30), "error", tmp_path / "s", progress=counts.append)
     expected = [(0, n, pair) for n, pair in enumerate(PAIRS[:50], 1) if pair[1]]
     expected += [(1, n, pair) for n, pair in enumerate(PAIRS[:3], 1) if pair[1]]
     assert len(store) == len(expected) == len(store.lengths) == len(store.corpus_of)
@@ -54,7 +54,7 @@ def test_round_trip_of_ids_text_and_origin(tmp_path: Path, monkeypatch: pytest.M
         assert store.lengths[row].tolist() == [len(side) for side in ids]
         assert store.corpus_of[row] == corpus
     assert store.report.dropped == {"empty": 9, "too long": 1}
-    assert told[-1] == store.report.read == 54
+    assert counts[-1] == store.report.read == 54
     assert store.describe()[1] == f"9 dropped: empty (first at {corpora[0].path}:1)"
     assert f"1 dropped: too long (first at {corpora[0].path}:51)" in store.describe()
     with pytest.raises(IndexError):

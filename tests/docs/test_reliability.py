@@ -15,8 +15,8 @@ RECORDS = [json.loads(path.read_text()) for path in sorted((ROOT / "benchmarks/r
 
 
 def fuzzers() -> list[re.Pattern[str]]:
-    """The names that tests give to `fuzz`; what an f-string computes may be anything. And those of the guided ones."""
-    found = [re.compile(re.escape(f"{name}, guided")) for name in TARGETS]
+    """The names that tests give to `fuzz`; what an f-string computes may be anything. And those by parser."""
+    found = [re.compile(re.escape(f"{name}, {kind}")) for name in TARGETS for kind in ("guided", "generated")]
     for path in sorted((ROOT / "tests" / "fuzz").glob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "fuzz" and path.name != "test_harness.py":

@@ -18,7 +18,7 @@ def outcome_of(attempt, seconds: float = 120.0) -> str:
     return run_case(attempt, "0", seconds, GIGABYTE)[0]
 
 
-def test_outcomes_are_told_apart() -> None:
+def test_outcomes_are_distinguished() -> None:
     def hang(draw: random.Random) -> Outcome:
         while True:
             with suppress(Exception):  # a program that hides exceptions does not hide a hang

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from fuzzing import Outcome, fuzz, mutate_bytes
+from fuzzing import Outcome, fuzz, mutate_bytes, number_of, write_record
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from parser_targets import REFUSALS, TARGETS
 
 from transduce.errors import InputError
@@ -42,6 +45,41 @@ def test_odd_numbers_are_read_or_refused(name: str, tmp_path: Path) -> None:
                 path.write_bytes(content[: found.start()] + number + content[found.end() :])
                 with suppress(*REFUSALS):
                     target.parse(path)
+
+
+def pieces(contents: list[bytes]) -> st.SearchStrategy[bytes]:
+    """Parts of valid files, bytes and texts, in any order."""
+    cuts = (1, 4, 16)
+    parts = sorted(
+        {one[at : at + size] for one in contents for size in cuts for at in range(0, min(len(one), 400), size)}
+    )
+    tokens = sorted({token for one in contents for token in re.findall(rb"\w+|\W", one[:2000])})
+    drawn = st.one_of(
+        st.sampled_from(contents), st.sampled_from(parts or [b""]), st.sampled_from(tokens or [b""]),
+        st.binary(max_size=8), st.text(max_size=8).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    )  # fmt: skip
+    return st.lists(drawn, max_size=12).map(b"".join)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_files_that_hypothesis_makes_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    target, outcomes = TARGETS[name], Counter[str]()
+    path = tmp_path / f"file{target.suffix}"
+
+    @settings(max_examples=number_of(50), deadline=None, database=None, derandomize=True,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(pieces(target.seeds()))
+    def check(content: bytes) -> None:
+        path.write_bytes(content)
+        try:
+            target.parse(path)
+            outcomes["accepted"] += 1
+        except REFUSALS:
+            outcomes["refused"] += 1
+
+    check()
+    content = {"name": f"{name}, generated", "subject": f"{target.subject}, by hypothesis", "failures": []}
+    write_record({**content, "cases": outcomes.total(), "outcomes": outcomes})
 
 
 def test_parsers(tmp_path: Path) -> None:

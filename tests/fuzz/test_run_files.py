@@ -48,14 +48,14 @@ def damage(attention_run: Path, tmp_path: Path) -> Callable[..., Damage]:
             file = draw.choice(files)
             file.write_bytes(mutate_bytes(draw, contents[file]))
             try:
-                with warnings.catch_warnings(record=True) as told:
+                with warnings.catch_warnings(record=True) as message:
                     warnings.simplefilter("always")
                     found = outputs(folder)
             finally:
                 file.write_bytes(contents[file])
             if found == expected:
                 return "equal"
-            assert told, f"{file.name}: other outputs without a warning"
+            assert message, f"{file.name}: other outputs without a warning"
             return "warned"
 
         return attempt

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from run_fixtures import settings
 from training_fixtures import (
     FULL_SETTINGS,
@@ -19,12 +22,16 @@ from training_fixtures import (
 )
 
 from transduce.errors import InputError
+from transduce.training import distributed
 from transduce.training.checkpoint import CheckpointManager
 from transduce.training.distributed import (
+    GradientBuckets,
     Processes,
+    agree_on_attempt,
     autocast,
     deterministic,
     environment,
+    fill_missing_gradients,
     peak_memory,
     pick_device,
     seed_everything,
@@ -83,11 +90,74 @@ def test_a_single_process_communicates_nothing() -> None:
         assert alone.on_main(lambda: [1]) == [1]
         used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
         used.sum().backward()
-        alone.all_reduce_gradients([used, unused])
+        fill_missing_gradients([used, unused])
         assert used.grad is not None
         assert unused.grad is not None
         assert used.grad.tolist() == [1, 1]
         assert unused.grad.tolist() == [0, 0, 0]
+
+
+def names_of_a_start(store: dist.Store, size: int) -> set[str]:
+    with ThreadPoolExecutor(size) as threads:
+        return set(threads.map(lambda rank: agree_on_attempt(store, rank, size, timedelta(seconds=60)), range(size)))
+
+
+def test_every_start_of_a_group_has_one_new_name_whatever_earlier_ones_left_in_the_store() -> None:
+    store = dist.HashStore()
+    earlier = [names_of_a_start(store, 3) for _ in range(3)]
+    store.set("first process", "died before the others came")
+    later = names_of_a_start(store, 2)
+    store.set("first process", "died after one of the others came")
+    store.set("died after one of the others came/1", "also dead")
+    last = names_of_a_start(store, 4)
+    assert [len(names) for names in (*earlier, later, last)] == [1] * 5
+    assert len(set.union(*earlier, later, last)) == 5
+
+
+def test_a_process_whose_group_does_not_start_ends_with_an_error() -> None:
+    store = dist.HashStore()
+    store.set("first process", "dead")
+    store.set("dead/signatures", '["of another process"]')
+    with pytest.raises(InputError, match="process 1 of 2: the first process did not answer within 0 seconds"):
+        agree_on_attempt(store, 1, 2, timedelta(seconds=0.1))
+
+
+def test_gradients_are_sent_within_the_last_backward_pass_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the last layer on; those of earlier passes and of unused parameters are in the sums."""
+    monkeypatch.setattr(distributed, "BUCKET_SIZE", 1)
+    events: list[str] = []
+    original = dist.all_reduce
+
+    def recording(tensor: torch.Tensor, **options: Any) -> Any:
+        events.append(f"{tensor.numel()} sent")
+        return original(tensor, **options)
+
+    layers = [torch.nn.Linear(size, size + 1, bias=False) for size in (2, 3, 4)]
+    unused = torch.nn.Parameter(torch.ones(5))
+    parameters = [unused, *(layer.weight for layer in layers)]
+    for layer in layers:
+        layer.register_full_backward_hook(lambda layer, *_: events.append(f"{layer.weight.numel()} computed"))
+    with Processes.start(CPU, "fsdp"):
+        monkeypatch.setattr(dist, "all_reduce", recording)
+        buckets = GradientBuckets(parameters)
+        for last in (False, True):
+            if last:
+                buckets.begin()
+            torch.nn.Sequential(*layers)(torch.ones(1, 2, requires_grad=True)).sum().backward()
+            assert last or not any("sent" in event for event in events)
+        in_pass = events[3:]
+        buckets.finish()
+        outputs = torch.nn.Sequential(*layers[:2])(torch.ones(1, 2))
+        assert torch.equal(layers[2].weight.grad, 2 * outputs.expand(5, 4))  # of both passes
+        buckets.begin()
+        layers[2](torch.ones(1, 4, requires_grad=True)).sum().backward()
+        with pytest.raises(AssertionError, match="changed after it was sent"):
+            layers[2](torch.ones(1, 4, requires_grad=True)).sum().backward()
+        buckets.finish()
+    assert in_pass.index("20 sent") < in_pass.index("6 computed")
+    assert [event for event in events if "sent" in event][:4] == ["20 sent", "12 sent", "6 sent", "5 sent"]
+    assert unused.grad is not None
+    assert unused.grad.tolist() == [0.0] * 5
 
 
 def test_deterministic_mode_ends_with_its_block() -> None:
@@ -160,7 +230,7 @@ def test_any_number_of_processes_computes_the_same_run(tmp_path: Path) -> None:
     expected = logged_losses(tmp_path / "one")
     assert len(expected) == 12
     for folder in ("two", "six", "mixed", "fsdp"):
-        assert logged_losses(tmp_path / folder) == pytest.approx(expected, abs=1e-5)
+        assert logged_losses(tmp_path / folder) == pytest.approx(expected, abs=1e-6)
         for kind in ("weights", "ema"):
             for name, tensor in latest_tensors(tmp_path / "one" / "checkpoints", kind).items():
                 other = latest_tensors(tmp_path / folder / "checkpoints", kind)[name]

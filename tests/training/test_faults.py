@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -26,6 +27,7 @@ from training_fixtures import (
     TinyModel,
     assert_same_checkpoints,
     die_at,
+    free_port,
     logged_losses,
     run_processes,
     settings,
@@ -214,49 +216,111 @@ def resumptions(run: Path) -> int:
     return (run / "log.jsonl").read_text().count('"event": "resumed"')
 
 
-@pytest.mark.slow
-def test_a_killed_rank_is_restarted_by_torchrun_with_the_losses_of_an_undisturbed_run(tmp_path: Path) -> None:
-    pairs, recipe, run = tmp_path / "pairs.tsv", tmp_path / "recipe.yaml", tmp_path / "killed"
-    draw = random.Random(1)
-    lines = [" ".join(draw.choice("abcdef") for _ in range(draw.randint(2, 5))) for _ in range(100)]
-    pairs.write_text("".join(f"{line}\t{line}\n" for line in lines))
-    part = "{kind: recurrent, width: 8, dropout: 0.1}"
-    kills = min(cases(1), 5)
-    content: dict[str, Any] = {
-        "steps": 16 * kills, "checkpoint_every": 3, "validate_every": 10**6, "log_every": 1, "patience": "null",
-        "validate_examples": 2, "batch_tokens": 128,
-    }  # fmt: skip
-    recipe.write_text("")
+class ElasticRun:
+    """A small recipe, whose runs are compared by the losses of their updates."""
 
-    def arguments(folder: Path, **more: Any) -> list[str]:
-        values = [f"training.{key}={value}" for key, value in {**content, **more}.items()]
-        values += [f"data.train={pairs}", f"data.cache={tmp_path / 'cache'}", "evaluation.metrics=[exact]"]
+    def __init__(self, folder: Path, steps: int) -> None:
+        self.folder, self.pairs, self.recipe = folder, folder / "pairs.tsv", folder / "recipe.yaml"
+        draw = random.Random(1)
+        lines = [" ".join(draw.choice("abcdef") for _ in range(draw.randint(2, 5))) for _ in range(100)]
+        self.pairs.write_text("".join(f"{line}\t{line}\n" for line in lines))
+        self.recipe.write_text("")
+        self.training: dict[str, Any] = {
+            "steps": steps, "checkpoint_every": 3, "validate_every": 10**6, "log_every": 1, "patience": "null",
+            "validate_examples": 2, "batch_tokens": 128,
+        }  # fmt: skip
+
+    def arguments(self, run: Path, **more: Any) -> list[str]:
+        part = "{kind: recurrent, width: 8, dropout: 0.1}"
+        values = [f"training.{key}={value}" for key, value in {**self.training, **more}.items()]
+        values += [f"data.train={self.pairs}", f"data.cache={self.folder / 'cache'}", "evaluation.metrics=[exact]"]
         values += [f"model.encoder={part}", f"model.decoder={part}", "generation.strategy=greedy"]
         values += ["tokens.source.kind=words", "tokens.target.kind=words", "evaluation.resamples=2"]
-        return ["train", str(recipe), *values, "--resume", "-q", "--run-dir", str(folder)]
+        return ["train", str(self.recipe), *values, "--resume", "-q", "--run-dir", str(run)]
 
-    assert ForkedCommand(arguments(tmp_path / "whole", accumulate=2)).wait() == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [f"--max-restarts={kills}", "-m", "transduce", *arguments(run)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    def alone(self) -> dict[int, float]:
+        """The losses of one undisturbed process, which has as many micro-batches as there are ranks."""
+        run = self.folder / "whole"
+        assert ForkedCommand(self.arguments(run, accumulate=2)).wait() == 0
+        return updates(run)
+
+    @contextmanager
+    def torchrun(self, run: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Waits for the end of the agent at the end of the block; an error in the block ends it."""
+        command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "transduce", *self.arguments(run)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+            try:
+                yield process
+            except BaseException:
+                process.terminate()  # and its ranks
+                raise
+
+
+def wait_until(condition: Callable[[], bool], *processes: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 300
+    while not condition():
+        assert all(process.poll() is None for process in processes)
+        assert time.monotonic() < end, "the ranks hang"
+        time.sleep(0.01)
+
+
+def assert_same_losses(found: dict[int, float], expected: dict[int, float], steps: int) -> None:
+    assert list(found) == list(expected) == list(range(1, steps + 1))
+    assert [*found.values()] == pytest.approx([*expected.values()], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_restarted_by_torchrun_with_the_losses_of_an_undisturbed_run(tmp_path: Path) -> None:
+    kills = min(cases(1), 5)
+    elastic, run = ElasticRun(tmp_path, 16 * kills), tmp_path / "killed"
+    whole = elastic.alone()
     seconds, processor = [], []
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+    with elastic.torchrun(run, "--standalone", "--nproc-per-node=2", f"--max-restarts={kills}") as process:
         for number in range(kills):
-            while len(updates(run)) < 16 * number + 5:
-                assert process.poll() is None
-                time.sleep(0.01)
+            wait_until(lambda number=number: len(updates(run)) >= 16 * number + 5, process)
             os.kill(pids_of(1, run)[0], signal.SIGKILL)
             began = time.monotonic()
-            while resumptions(run) <= number:
-                assert process.poll() is None
-                time.sleep(0.01)
+            wait_until(lambda number=number: resumptions(run) > number, process)
             seconds.append(round(time.monotonic() - began, 1))
             processor.append(round(processor_seconds(pids_of(1, run)[0]), 1))
     assert process.returncode == 0
-    whole, killed = updates(tmp_path / "whole"), updates(run)
-    assert list(killed) == list(whole) == list(range(1, 16 * kills + 1))
-    assert [*killed.values()] == pytest.approx([*whole.values()], abs=1e-5)
+    assert_same_losses(updates(run), whole, 16 * kills)
     outcome = "restarted by torchrun, losses of an undisturbed run"
     figures = {"seconds_until_training": seconds, "processor_seconds_of_a_rank": processor}
     ranges = {name: [min(found), max(found)] for name, found in figures.items()}
     record("rank killed with SIGKILL", outcome, kills, kills, **ranges)
+
+
+def awaits_termination(pid: int) -> bool:
+    """Whether a stopped process was sent SIGTERM, which it gets when it continues."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pending = int(next(line for line in lines if line.startswith("ShdPnd")).split()[1], 16)
+    return bool(pending >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.slow
+def test_a_rank_killed_on_one_of_two_machines_restarts_all_where_their_restart_counts_differ(tmp_path: Path) -> None:
+    """Two agents of torchrun. The rank of the other does not notice the death, so its agent counts no failure."""
+    elastic, run, port = ElasticRun(tmp_path, 40), tmp_path / "killed", free_port()
+    whole = elastic.alone()
+    options = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-id=test"]
+    options += [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+    with elastic.torchrun(run, *options) as one, elastic.torchrun(run, *options) as two:
+        wait_until(lambda: len(updates(run)) >= 5, one, two)
+        (alive,), (killed,) = pids_of(0, run), pids_of(1, run)
+        os.kill(alive, signal.SIGSTOP)
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: awaits_termination(alive), one, two)
+        os.kill(alive, signal.SIGCONT)
+        wait_until(lambda: resumptions(run) > 0, one, two)
+        counts = [restart_count(pid) for rank in (0, 1) for pid in pids_of(rank, run)]
+    assert (one.returncode, two.returncode) == (0, 0)
+    assert sorted(counts) == [0, 1]
+    assert_same_losses(updates(run), whole, 40)
+    record("rank killed on one of two machines", "all restarted, losses of an undisturbed run", 1, 1)
+
+
+def restart_count(pid: int) -> int:
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return int(next(entry for entry in environment if entry.startswith(b"TORCHELASTIC_RESTART_COUNT=")).split(b"=")[1])

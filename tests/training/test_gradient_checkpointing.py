@@ -40,8 +40,8 @@ def update_of(gradient_checkpointing: bool, layers: int = 2, kind: str = "transf
 
 def test_gradient_checkpointing_gives_the_same_weights_with_dropout():
     batch, weights = batch_of(5, 7), []
-    for asked in (False, True):
-        update = update_of(asked)
+    for enabled in (False, True):
+        update = update_of(enabled)
         for step in range(1, 4):
             result = update(UpdateBatch([MicroBatch(0, batch)], int(batch.labels.mask.sum())), step, 0.01)
             assert not result.nonfinite
@@ -51,8 +51,8 @@ def test_gradient_checkpointing_gives_the_same_weights_with_dropout():
 
 
 def test_gradient_checkpointing_stores_fewer_activations():
-    def kept(asked: bool) -> int:
-        update, batch = update_of(asked, layers=6), batch_of(16, 40)
+    def kept(enabled: bool) -> int:
+        update, batch = update_of(enabled, layers=6), batch_of(16, 40)
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             update._forward_backward(batch, torch.tensor(1.0))
         events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]

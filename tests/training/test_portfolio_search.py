@@ -46,16 +46,16 @@ def variants(count: int) -> list[Variant]:
 
 
 def test_the_better_half_goes_on_with_twice_the_training():
-    asked: list[tuple[str, float]] = []
+    trials: list[tuple[str, float]] = []
 
     def evaluate(variant: Variant, share: float) -> float:
-        asked.append((variant.name, share))
+        trials.append((variant.name, share))
         return float(variant.name)
 
     assert [one.name for one in successive_halving(variants(6), evaluate, SHARES)] == ["5", "4", "3", "2", "1", "0"]
-    assert [name for name, share in asked if share == 1 / 8] == ["0", "1", "2", "3", "4", "5"]
-    assert [name for name, share in asked if share == 1 / 4] == ["5", "4", "3"]
-    assert [name for name, share in asked if share == 1 / 2] == ["5", "4"]
+    assert [name for name, share in trials if share == 1 / 8] == ["0", "1", "2", "3", "4", "5"]
+    assert [name for name, share in trials if share == 1 / 4] == ["5", "4", "3"]
+    assert [name for name, share in trials if share == 1 / 2] == ["5", "4"]
 
 
 def test_of_equal_variants_the_first_wins_and_one_needs_no_trial():
@@ -118,16 +118,16 @@ def trained(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def begun(trained: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def started(trained: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The trainings that a search began: each is a copy of one run with another recipe, of the same network."""
     folders: list[str] = []
 
-    def copied(given: Recipe, own: Path, **_: object) -> experiment.TrainingResult:
-        folders.append(own.name)
+    def copied(given: Recipe, target: Path, **_: object) -> experiment.TrainingResult:
+        folders.append(target.name)
         if folders == ["normal-0.25", "dropout-0-1-0.25", "normal"]:
             raise KeyboardInterrupt
-        shutil.copytree(trained, own)
-        run = Run(own)
+        shutil.copytree(trained, target)
+        run = Run(target)
         run.save_recipe(resolve(given))
         run.checkpoints.rebind()
         outcome = experiment.trainer.Outcome(given.training.steps, None, None, "steps", {})
@@ -161,7 +161,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_finished_trials_are_used_again_and_the_ensemble_is_the_run(pairs, begun, monkeypatch, tmp_path):
+def test_finished_trials_are_used_again_and_the_ensemble_is_the_run(pairs, started, monkeypatch, tmp_path):
     monkeypatch.setattr(portfolio_search, "development_scores", scored(dropout_0_1_0_25=1.0, others=1e9))
     folder = tmp_path / "best"
     with pytest.raises(KeyboardInterrupt):
@@ -171,7 +171,7 @@ def test_finished_trials_are_used_again_and_the_ensemble_is_the_run(pairs, begun
     with pytest.raises(InputError, match="already a run"):
         search(pairs, folder)
     found = search(pairs, folder, resume=True)
-    assert begun == ["normal-0.25", "dropout-0-1-0.25", "normal", "normal", "1", "2"]
+    assert started == ["normal-0.25", "dropout-0-1-0.25", "normal", "normal", "1", "2"]
     assert rows(folder)[:2] == finished
     assert [one["name"] for one in rows(folder)[2:]] == [NORMAL, "member 1", "member 2"]
     assert found.run.members() == [folder / "members" / "1", folder / "members" / "2"]
@@ -184,9 +184,9 @@ def test_finished_trials_are_used_again_and_the_ensemble_is_the_run(pairs, begun
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("best", "chosen"), [("normal", "normal"), ("2", "members/2")])
-def test_a_better_single_model_becomes_the_run(pairs, begun, best, chosen, monkeypatch, tmp_path):
+def test_a_better_single_model_becomes_the_run(pairs, started, best, chosen, monkeypatch, tmp_path):
     """The run is never worse on the development set than the recipe as it was."""
-    begun.append("not interrupted")
+    started.append("not interrupted")
     values = {"dropout_0_1_0_25": 1.0, best: -1.0, "others": 1e9}
     monkeypatch.setattr(portfolio_search, "development_scores", scored(**values))
     found = search(pairs, tmp_path / "best")
@@ -194,8 +194,8 @@ def test_a_better_single_model_becomes_the_run(pairs, begun, best, chosen, monke
 
 
 @pytest.mark.slow
-def test_where_the_recipe_wins_the_search_its_members_are_the_ensemble(pairs, begun, monkeypatch, tmp_path):
-    begun.append("not interrupted")
+def test_where_the_recipe_wins_the_search_its_members_are_the_ensemble(pairs, started, monkeypatch, tmp_path):
+    started.append("not interrupted")
     monkeypatch.setattr(portfolio_search, "development_scores", scored(normal_0_25=1.0, others=1e9))
     found = search(pairs, tmp_path / "best")
     assert found.members.keys() == {"member 1", "member 2", "ensemble"}
@@ -203,8 +203,8 @@ def test_where_the_recipe_wins_the_search_its_members_are_the_ensemble(pairs, be
 
 
 @pytest.mark.slow
-def test_command(command, pairs, begun, tmp_path):
-    begun.append("not interrupted")
+def test_command(command, pairs, started, tmp_path):
+    started.append("not interrupted")
     written = tmp_path / "recipe.yaml"
     written.write_text(dump(recipe(pairs)), encoding="utf-8")
     result = command("train", written, "--effort", "best", "--ensemble", "2", "--run", tmp_path / "run")

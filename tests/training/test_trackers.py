@@ -27,12 +27,12 @@ class Service:
 
     def __init__(self) -> None:
         self.numbers: dict[tuple[str, int], float] = {}
-        self.begun: list[Any] = []
+        self.started: list[Any] = []
         self.closed = 0
 
     # tensorboard
     def SummaryWriter(self, folder: str) -> Service:  # noqa: N802
-        self.begun.append(folder)
+        self.started.append(folder)
         return self
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
@@ -43,7 +43,7 @@ class Service:
 
     # wandb
     def init(self, **options: Any) -> Service:
-        self.begun.append(options)
+        self.started.append(options)
         return self
 
     def log(self, numbers: dict[str, float], step: int) -> None:
@@ -62,8 +62,8 @@ class Service:
         return name
 
     def create_run(self, experiment: str, run_name: str) -> Any:
-        self.begun.append((experiment, run_name))
-        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"id-{len(self.begun)}"))
+        self.started.append((experiment, run_name))
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"id-{len(self.started)}"))
 
     def log_param(self, run: str, name: str, value: str) -> None:
         self.numbers[name, -1] = value  # type: ignore[assignment]
@@ -113,10 +113,10 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_the_service(kind: str, service
     for _ in range(2):
         train(tracker(kind, tmp_path), folder=tmp_path)
     if kind == "wandb":
-        assert service.begun[0]["id"] == service.begun[1]["id"]
-        assert service.begun[0]["config"] == RECIPE
+        assert service.started[0]["id"] == service.started[1]["id"]
+        assert service.started[0]["config"] == RECIPE
     else:
-        assert service.begun == [("transduce", tmp_path.name)]
+        assert service.started == [("transduce", tmp_path.name)]
         assert service.numbers["training.steps", -1] == "3"
 
 

@@ -71,12 +71,54 @@ def test_a_nonfinite_update_is_skipped_counted_and_traced_to_its_module(value: f
     assert all(tensor.isfinite().all() for tensor in checkpoint.weights.values())
 
 
-def test_too_many_nonfinite_updates_in_a_row_end_training(tmp_path: Path) -> None:
-    model = PoisonedModel(Poison(float("nan"), since=6))
-    with pytest.raises(InputError, match=r"3 updates in a row were not finite, first in norm\.1") as raised:
-        run_training(tmp_path, model=model, max_nonfinite=3)
+def test_nonfinite_updates_in_a_row_return_to_the_checkpoint_before_them_with_half_the_learning_rate(
+    tmp_path: Path,
+) -> None:
+    """Then the run is that of half the learning rate from this checkpoint on, to the bit."""
+    report, made = RecordingReport(), {"max_nonfinite": 3, "validate_every": 100, "checkpoint_every": 4}
+    # Updates 6 to 8 are not finite, with the two calls of each; the checkpoint of update 8 is not written.
+    model = PoisonedModel(Poison(float("nan"), since=6, until=12))
+    assert run_training(tmp_path / "returned", model=model, report=report, **made).reason == "steps"
+    ((step, text),) = [(step, text) for kind, step, text in report.events if kind == "rolled back"]
+    assert step == 4
+    assert "3 updates in a row were not finite, first in norm.1 (update 8): continued after update 4" in text
+    assert "0.5 of the learning rate" in text
+    assert [entry.step for entry in report.entries] == [*range(1, 9), *range(5, 13)]
+    rates = {entry.step: entry.learning_rate for entry in report.entries[-8:]}
+    run_training(tmp_path / "halved", model=PoisonedModel(Poison(1.0, 0)), steps=4, **(made | {"max_nonfinite": 5}))
+    other = RecordingReport()
+    halved = {"optimiser": {"learning_rate": 0.005}}
+    run_training(tmp_path / "halved", model=PoisonedModel(Poison(1.0, 0)), report=other, **made, **halved)
+    assert {entry.step: entry.learning_rate for entry in other.entries} == pytest.approx(rates)
+    assert_same_checkpoints(tmp_path / "returned", tmp_path / "halved")
+    checkpoint = CheckpointManager(tmp_path / "returned").latest()
+    assert checkpoint is not None
+    progress = checkpoint.state["progress"]
+    assert (progress["skipped_updates"], progress["rollbacks"], progress["rate_factor"]) == (3, 1, 0.5)
+
+
+def test_nonfinite_updates_before_the_first_checkpoint_lower_the_learning_rate(tmp_path: Path) -> None:
+    report = RecordingReport()
+    model = PoisonedModel(Poison(float("nan"), since=2, until=6))
+    outcome = run_training(tmp_path, model=model, report=report, max_nonfinite=2, steps=8, checkpoint_every=100,
+                           validate_every=100)  # fmt: skip
+    assert outcome.reason == "steps"
+    assert [kind for kind, _, _ in report.events if kind == "rolled back"] == ["rolled back"]
+    assert [entry.step for entry in report.entries] == list(range(1, 9))
+    assert report.entries[-1].learning_rate == pytest.approx(0.005 * (4 / 8) ** 0.5)
+
+
+def test_too_many_returns_to_a_checkpoint_end_training_with_the_origin(tmp_path: Path) -> None:
+    report, model = RecordingReport(), PoisonedModel(Poison(float("nan"), since=6))
+    problem = r"3 updates in a row were not finite, first in norm\.1; after 2 returns to a checkpoint"
+    with pytest.raises(InputError, match=problem) as raised:
+        run_training(tmp_path, model=model, report=report, max_nonfinite=3)
     assert "learning_rate" in raised.value.remedy
+    assert [step for kind, step, _ in report.events if kind == "rolled back"] == [5, 5]
     assert CheckpointManager(tmp_path).steps() == [4, 5]  # good weights, from before
+    with pytest.raises(InputError, match=r"3 updates in a row were not finite, first in norm\.1\n"):
+        run_training(tmp_path / "other", model=PoisonedModel(Poison(float("nan"), since=6)), max_nonfinite=3,
+                     max_rollbacks=0)  # fmt: skip
 
 
 def test_a_nonfinite_gradient_of_finite_outputs_is_traced_to_its_parameter(tmp_path: Path) -> None:
@@ -88,7 +130,7 @@ def test_a_nonfinite_gradient_of_finite_outputs_is_traced_to_its_parameter(tmp_p
             return step
 
     with pytest.raises(InputError, match=r"first in the gradient of embedding\.weight"):
-        run_training(tmp_path, model=Spoil(), max_nonfinite=1)
+        run_training(tmp_path, model=Spoil(), max_nonfinite=1, max_rollbacks=0)
 
 
 PLATEAU = {"schedule": {"kind": "plateau", "warmup": 2, "patience": 0}}

@@ -7,18 +7,19 @@ import json
 import os
 import random
 import sys
-from collections import deque
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self, TypeVar
+from uuid import uuid4
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
@@ -26,9 +27,10 @@ from transduce.errors import InputError
 from transduce.kernels.dispatch import native_kernels, training_pass
 
 BUCKET_SIZE = 2**23  # gradient elements in one all-reduce
-BUCKETS_IN_FLIGHT = 2
 Value = TypeVar("Value")
 TIMEOUT = timedelta(hours=1)  # the other processes wait while the first one validates
+START_TIMEOUT = timedelta(minutes=10)  # until all processes have started
+POLL_SECONDS = 0.02
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -83,40 +85,16 @@ class Processes:
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
             return cls(in_group=True)
         store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+        while isinstance(store, PrefixStore):  # old versions of torch prefix the keys by TORCHELASTIC_RESTART_COUNT
+            store = store.underlying_store
         # A restarted group must not read the keys that the previous one left in the store.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"attempt{attempt}", store)
+        store = PrefixStore(agree_on_attempt(store, rank, size), store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         return cls(rank, size, int(os.environ.get("LOCAL_RANK", rank)), in_group=True)
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
-
-    def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sums the gradients over all processes, in buckets of many parameters.
-
-        A bucket is communicated while the next one is collected and the one before it is distributed.
-        A parameter without a gradient gets zeros, also in a single process: otherwise weight decay would apply to it
-        or not depending on the number of processes.
-        """
-        bucket: list[Tensor] = []
-        running: deque[_RunningBucket] = deque()
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if self.size == 1:
-                continue
-            if bucket and (bucket[0].dtype != parameter.grad.dtype or sum(map(Tensor.numel, bucket)) >= BUCKET_SIZE):
-                running.append(_RunningBucket(bucket))
-                bucket = []
-                if len(running) == BUCKETS_IN_FLIGHT:
-                    running.popleft().finish()
-            bucket.append(parameter.grad)
-        if bucket:
-            running.append(_RunningBucket(bucket))
-        for one in running:
-            one.finish()
 
     def all_reduce(self, numbers: Sequence[float]) -> list[float]:
         """The element-wise sum over all processes."""
@@ -125,6 +103,14 @@ class Processes:
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
         return total.tolist()
+
+    def norm_over_processes(self, norm: Tensor) -> Tensor:
+        """The norm of all parts of a vector, of which each process has the norm of its part."""
+        if self.size == 1:
+            return norm
+        squared = norm.square()
+        dist.all_reduce(squared)
+        return squared.sqrt()
 
     def maximum(self, number: int) -> int:
         """The largest number of all processes."""
@@ -188,6 +174,96 @@ class Processes:
         self.close()
 
 
+def agree_on_attempt(store: Store, rank: int, size: int, timeout: timedelta = START_TIMEOUT) -> str:
+    """A name of this start of a group, the same in all processes, that no earlier start with this store had.
+
+    The restart count of torchrun is no such name: an agent counts the failures of its own processes, so two machines
+    may have different counts, and wait for each other under different keys. The first process draws a name and
+    publishes it. Every other process signs it, and takes it when the list of signatures has its own: the name and the
+    signatures of processes that are dead may still be in the store.
+    """
+    own = uuid4().hex
+    if rank == 0:
+        store.set("first process", own)
+        signed = [f"{own}/{other}" for other in range(1, size)]
+        store.wait(signed, timeout)
+        store.set(f"{own}/signatures", json.dumps([store.get(key).decode() for key in signed]))
+        return own
+    end = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < end:
+        if store.check(["first process"]):
+            name = store.get("first process").decode()
+            store.set(f"{name}/{rank}", own)
+            done = f"{name}/signatures"
+            if store.check([done]) and json.loads(store.get(done))[rank - 1] == own:
+                return name
+        time.sleep(POLL_SECONDS)
+    raise InputError(
+        f"process {rank} of {size}: the first process did not answer within {timeout.total_seconds():.0f} seconds",
+        remedy="start all processes of the group, with the same MASTER_ADDR and MASTER_PORT",
+    )
+
+
+def fill_missing_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Gives zeros to the parameters without a gradient.
+
+    Otherwise weight decay would apply to them or not depending on the number of processes.
+    """
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+class GradientBuckets:
+    """Sums gradients over all processes, in buckets of many parameters.
+
+    After `begin`, a bucket is sent as soon as the backward pass has its gradients, while the pass goes on. All of them
+    send the same buckets in the same order, from the last parameters, whose gradients come first.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._buckets: list[list[nn.Parameter]] = []
+        for parameter in reversed(parameters):
+            last = self._buckets[-1] if self._buckets else []
+            full = sum(map(Tensor.numel, last)) >= BUCKET_SIZE
+            if not last or full or last[0].dtype != parameter.dtype:
+                self._buckets.append([])
+            self._buckets[-1].append(parameter)
+        self._number = {parameter: number for number, bucket in enumerate(self._buckets) for parameter in bucket}
+        self._waiting: list[set[nn.Parameter]] = []  # after `begin`: those of each bucket whose gradients are not final
+        self._running: list[_RunningBucket] = []
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self._ready)
+
+    def begin(self) -> None:
+        """The next backward pass is the last of the update: what it leaves in a gradient is final."""
+        self._waiting = [set(bucket) for bucket in self._buckets]
+
+    def _ready(self, parameter: Tensor) -> None:
+        if not self._waiting:
+            return
+        assert isinstance(parameter, nn.Parameter)
+        number = self._number[parameter]
+        assert number >= len(self._running), "a gradient has changed after it was sent"
+        self._waiting[number].discard(parameter)
+        while len(self._running) < len(self._buckets) and not self._waiting[len(self._running)]:
+            self._send()
+
+    def _send(self) -> None:
+        bucket = self._buckets[len(self._running)]
+        fill_missing_gradients(bucket)
+        self._running.append(_RunningBucket([parameter.grad for parameter in bucket if parameter.grad is not None]))
+
+    def finish(self) -> None:
+        """Sends the buckets that are left, and waits until all gradients are those of all processes."""
+        self._waiting = []
+        while len(self._running) < len(self._buckets):
+            self._send()
+        for one in self._running:
+            one.finish()
+        self._running = []
+
+
 class _RunningBucket:
     """Gradients that are being summed over all processes, in a copy."""
 
@@ -220,8 +296,9 @@ def gathered(tensor: Tensor) -> Tensor:
 
 def local_part(tensor: Tensor) -> Tensor:
     """The part of this process, which shares its memory with the tensor."""
-    detached: Any = tensor.detach() if is_sharded(tensor) else None
-    return tensor if detached is None else detached.to_local()
+    # Not `to_local`, which records or copies parameters: an update asks for a thousand parts.
+    part: Tensor = tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return part
 
 
 def sharded_like(tensor: Tensor, reference: Tensor | None) -> Tensor:

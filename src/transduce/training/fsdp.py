@@ -15,19 +15,24 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor
+from torch.futures import Future
 
 from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.layers.transformer import TransformerLayer
 from transduce.objectives import Objective
-from transduce.storage import WriteError
+from transduce.storage import WriteError, sync
 from transduce.training.distributed import gathered, local_part
+
+BY_LAYER_FROM = 2**27  # parameters: half a gigabyte of gathered weights
 
 
 class TrainingLoss(nn.Module):
@@ -120,11 +125,12 @@ def _separate_layers(model: nn.Module) -> list[TransformerLayer]:
 class ShardedModel:
     """A model whose weights are divided among the processes, and gathered for each pass.
 
-    The weights of a Transformer layer are gathered when the layer runs, all others at the beginning of the pass.
-    Parameters that are single numbers are whole in every process.
+    The weights of a Transformer layer are gathered when the layer runs, all others at the beginning of the pass. In a
+    model with fewer parameters than `by_layer_from`, all are gathered at the beginning: each layer would cost the
+    host about as much time as a GPU needs for it. Parameters that are single numbers are whole in every process.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, size: int) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, size: int, by_layer_from: int = BY_LAYER_FROM) -> None:
         # Keys and values of cross-attention are views. Nothing changes them in place, of which torch warns.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
         self.model, self.collectives = model, PassCollectives()
@@ -135,7 +141,8 @@ class ShardedModel:
         self.scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}  # FSDP shards vectors
         for scalar in self.scalars:
             scalar.data = scalar.data.to(device)
-        for layer in _separate_layers(model):
+        by_layer = sum(parameter.numel() for parameter in model.parameters()) >= by_layer_from
+        for layer in _separate_layers(model) if by_layer else ():
             if layer.cross_attention is not None:
                 self._shard(layer.cross_attention, "keys_values")
             self._shard(layer, "run")
@@ -194,6 +201,19 @@ class ShardedModel:
         return DTensor.from_local(local, self.cpu_mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
 
 
+class _SyncedWriter(HuggingFaceStorageWriter):
+    """The writer of torch, whose files are on the disk when the processes tell each other that they are written.
+
+    The one of torch syncs a file before its buffer is written.
+    """
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        written = super().write_data(plan, planner)
+        for name in {result.storage_data.relative_path for result in written.wait()}:
+            sync(Path(self.path) / name)
+        return written
+
+
 class ShardedSave:
     """Writes the parts of a sharded checkpoint in a thread of each process, while training goes on.
 
@@ -211,7 +231,7 @@ class ShardedSave:
 
     def _run(self) -> None:
         try:
-            writer = HuggingFaceStorageWriter(str(self._part), save_distributed=True)
+            writer = _SyncedWriter(str(self._part), save_distributed=True)
             save(self._tensors, storage_writer=writer, process_group=self._group)
             self._complete()
         except BaseException as error:

@@ -141,6 +141,7 @@ class RunReport:
         self._steps = 0
 
     def start(self, step: int, steps: int, validated: int) -> None:
+        self._end()
         with optional_write(self.path, "training goes on without a log"):
             make_folder(self.path.parent)
             truncate_log(self.path, step, validated)
@@ -176,11 +177,15 @@ class RunReport:
         self._print(f"step {step}  {text}")
 
     def close(self) -> None:
+        for tracker in self._trackers:
+            self._ask(tracker, tracker.close)
+        self._end()
+
+    def _end(self) -> None:
+        """Ends the progress bar and closes the log."""
         if self._bar:
             self._bar.stop()
             self._bar = None
-        for tracker in self._trackers:
-            self._ask(tracker, tracker.close)
         if self._log:
             with self._once(self.path):
                 self._log.close()

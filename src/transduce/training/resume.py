@@ -72,6 +72,8 @@ class Progress:
     plateau: Plateau = field(default_factory=Plateau)
     consecutive_nonfinite: int = 0  # non-finite updates in a row
     skipped_updates: int = 0  # all non-finite updates
+    rollbacks: int = 0  # returns to a checkpoint because of non-finite updates
+    rate_factor: float = 1.0  # of the learning rate: lower after each of them
     dropped_examples: int = 0  # examples that do not fit into memory
     tokens: int = 0
     seconds: float = 0.0

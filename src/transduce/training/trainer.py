@@ -42,6 +42,7 @@ MAX_WARMUP = 0.1  # share of the updates in a time budget that may be warm-up
 StopReason = Literal["steps", "minutes", "patience", "perfect", "interrupted"]
 Validate = Callable[[nn.Module], dict[str, float]]
 LOWER_IS_BETTER = frozenset({"loss"})  # the caller adds its metrics
+ROLLBACK_FACTOR = 0.5  # of the learning rate, each time that training returns to a checkpoint
 ROUNDING = 1e-6  # within which a score is the perfect one
 
 
@@ -81,6 +82,14 @@ class Outcome:
     reason: StopReason
     scores: dict[str, float | None]  # of the final weights on the development set
     signal: int | None = None  # the signal that interrupted the run, in any process
+
+
+class NonFiniteUpdatesError(Exception):
+    """Several updates in a row had a loss or a gradient that is not finite."""
+
+    def __init__(self, step: int, origin: str) -> None:
+        super().__init__(step, origin)
+        self.step, self.origin = step, origin
 
 
 @dataclass(frozen=True)
@@ -156,12 +165,22 @@ class Trainer:
             try:
                 self._resume()
                 self._preflight()
-                with Prefetch(fetch(self.batches, self.progress.position, self.update)) as fetched:
-                    while not (reason := self._validate_and_save()):
-                        self._step(fetched, signals)
+                while (reason := self._train(signals)) is None:
+                    pass
                 return self._finish(reason, self.processes.maximum(signals.signal or 0) or None)
             finally:
                 self.report.close()
+
+    def _train(self, signals: SignalHandler) -> StopReason | None:
+        """Updates until training is over; None: it went back to a checkpoint, and goes on from there."""
+        try:
+            with Prefetch(fetch(self.batches, self.progress.position, self.update)) as fetched:
+                while not (reason := self._validate_and_save()):
+                    self._step(fetched, signals)
+            return reason
+        except NonFiniteUpdatesError as problem:
+            self._roll_back(problem)
+            return None
 
     def _resume(self) -> None:
         self.state.environment = environment(self.device, self.processes.size * self.settings.accumulate)
@@ -197,8 +216,8 @@ class Trainer:
         self.interrupted, self.out_of_time = future.flags
         progress.step, progress.position = step, batch.next_position
         progress.tokens += batch.tokens
-        self._complete_pending()
-        self.pending = PendingUpdate(future, step, learning_rate, batch, started)
+        before, self.pending = self.pending, PendingUpdate(future, step, learning_rate, batch, started)
+        self._complete(before)
         if self.state.ema is not None:  # the average needs the weights of this update
             self._complete_pending()
 
@@ -211,7 +230,8 @@ class Trainer:
             steps = progress.planned_steps
             longest_warmup = math.ceil(MAX_WARMUP * steps)
             schedule = schedule.model_copy(update={"warmup": min(schedule.warmup, longest_warmup)})
-        return schedule_factor(step, steps, schedule, progress.plateau) * settings.optimiser.learning_rate
+        factor = schedule_factor(step, steps, schedule, progress.plateau) * progress.rate_factor
+        return factor * settings.optimiser.learning_rate
 
     def _last_step(self) -> int:
         """The last update: `steps`, or the end of the decay that began when patience ran out."""
@@ -236,9 +256,13 @@ class Trainer:
 
     def _complete_pending(self) -> None:
         """Waits for the result of the update that was launched last, if it is pending, and logs it."""
-        if self.pending is None:
+        pending, self.pending = self.pending, None
+        self._complete(pending)
+
+    def _complete(self, pending: PendingUpdate | None) -> None:
+        if pending is None:
             return
-        progress, pending, self.pending = self.progress, self.pending, None
+        progress = self.progress
         result = pending.future.result()
         now = time.monotonic()
         seconds = now - max(pending.started, self.last_result_time)
@@ -251,9 +275,11 @@ class Trainer:
         if pending.step % self.settings.log_every == 0:
             self.report.log(self._log_entry(pending, result))
             progress.log_sums = LogSums()
+        if progress.consecutive_nonfinite >= self.settings.max_nonfinite:
+            raise NonFiniteUpdatesError(pending.step, result.nonfinite)
 
     def _report_problems(self, result: UpdateResult, step: int) -> None:
-        """Reports the problems of an update; too many non-finite updates in a row end training with an error."""
+        """Reports and counts the problems of an update."""
         progress = self.progress
         if result.splits:
             text = f"out of memory: {result.splits} micro-batches were split and the update recomputed"
@@ -268,13 +294,34 @@ class Trainer:
         progress.consecutive_nonfinite += 1
         progress.skipped_updates += 1
         self.report.event("skipped", step, f"update skipped: not finite, first in {result.nonfinite}")
-        if progress.consecutive_nonfinite >= self.settings.max_nonfinite:
+
+    def _roll_back(self, problem: NonFiniteUpdatesError) -> None:
+        """Returns to the newest checkpoint with a lower learning rate; after `max_rollbacks`, an error ends training.
+
+        Updates that are not finite change no weights, but the weights that they began with are of no use any more.
+        """
+        before, seconds = self.progress, self._seconds()
+        count = f"{self.settings.max_nonfinite} updates in a row were not finite, first in {problem.origin}"
+        if before.rollbacks >= self.settings.max_rollbacks:
+            tried = f"; after {before.rollbacks} returns to a checkpoint, with a lower learning rate each time"
             raise InputError(
-                f"{progress.consecutive_nonfinite} updates in a row were not finite, first in {result.nonfinite}",
-                where=f"update {step}",
+                count + (tried if before.rollbacks else ""),
+                where=f"update {problem.step}",
                 remedy="lower training.optimiser.learning_rate, lengthen training.schedule.warmup, "
                 "set training.clip, or use precision fp32",
-            )
+            ) from None
+        self.state.finish_saving()
+        if self.processes.on_main(lambda: bool(self.checkpoints.steps())):
+            self.pending = None
+            self.progress = self.state.restore().progress
+            self.report.start(self.progress.step, self.settings.steps, self.progress.validated_step)
+        self.progress.consecutive_nonfinite, self.progress.skipped_updates = 0, before.skipped_updates
+        self.progress.rollbacks = before.rollbacks + 1
+        self.progress.rate_factor = before.rate_factor * ROLLBACK_FACTOR
+        self.progress.seconds, self.started = seconds, time.monotonic()
+        text = f"{count} (update {problem.step}): continued after update {self.progress.step}"
+        text += f" with {self.progress.rate_factor:g} of the learning rate"
+        self.report.event("rolled back", self.progress.step, text)
 
     def _log_entry(self, pending: PendingUpdate, result: UpdateResult) -> LogEntry:
         sums, settings = self.progress.log_sums, self.settings
@@ -319,7 +366,9 @@ class Trainer:
         if due and progress.validated_step < progress.step and self.validate is not None:
             improved = self._record_validation(self._validation_scores(self.validate))
         reason = reason or self._early_stopping()
-        if improved or reason is not None or (progress.step and progress.step % settings.checkpoint_every == 0):
+        # The last checkpoint before updates that are not finite is the one to return to.
+        periodic = progress.step % settings.checkpoint_every == 0 and not progress.consecutive_nonfinite
+        if improved or reason is not None or (progress.step and periodic):
             self.state.save(progress, self._seconds())
         return reason
 

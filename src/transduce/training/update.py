@@ -26,7 +26,15 @@ from transduce.kernels.native.library import library
 from transduce.layers.transformer import enable_gradient_checkpointing
 from transduce.objectives import Objective
 from transduce.recipe import TrainingRecipe
-from transduce.training.distributed import Processes, autocast, gathered, is_sharded, local_part, seed_everything
+from transduce.training.distributed import (
+    GradientBuckets,
+    Processes,
+    autocast,
+    fill_missing_gradients,
+    is_sharded,
+    local_part,
+    seed_everything,
+)
 from transduce.training.optimisers import clear_frozen_gradients, set_learning_rate
 
 if TYPE_CHECKING:
@@ -160,6 +168,9 @@ class Update:
         # The output projection pads other widths itself. FSDP gathers weights layer by layer.
         self.cast_layers = [layer for layer in linear if layer.out_features % ALIGNMENT == 0 and sharded is None]
         self.graphs = TrainingGraphs(self._forward_backward, self.parameters) if self.uses_cuda_graphs else None
+        # FSDP sums the gradients of sharded parameters in the backward pass.
+        self.whole_parameters = [p for p in self.parameters if not is_sharded(p)]
+        self.buckets = GradientBuckets(self.whole_parameters) if processes.size > 1 else None
         self.slot_limit = math.inf  # slots of the smallest micro-batch that ran out of memory
 
     @property
@@ -193,15 +204,17 @@ class Update:
         dropped_count, splits, *raised = self.processes.all_reduce(
             [accumulated.dropped_count, accumulated.splits, *flags]
         )
-        # FSDP has summed those of sharded parameters in the backward pass.
-        self.processes.all_reduce_gradients([p for p in self.parameters if not is_sharded(p)])
+        if self.buckets is None:
+            fill_missing_gradients(self.whole_parameters)
+        elif not self.overlaps:
+            self.buckets.finish()
         clear_frozen_gradients(self.optimiser, step)
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         count = batch.count - int(dropped_count)
         if dropped_count and count:
             # The micro-batches were divided by `batch.count`.
             torch._foreach_mul_([*map(local_part, gradients)], batch.count / count)
-        norm = _total_norm(gradients)
+        norm = _total_norm(gradients, self.processes)
         numbers = torch.cat([accumulated.sums, norm.to(accumulated.sums)[None]])
         asynchronous = self.asynchronous and count > 0
         if asynchronous:
@@ -279,6 +292,8 @@ class Update:
         """
         if self.sharded is not None:
             return self._accumulate_sharded(self.sharded, batch, step)
+        if self.overlaps:
+            return self._accumulate_overlapping(batch, step)
         result = _Accumulated(self._zero_sums())
         queue = self._fit_to_memory(batch.micro_batches)
         done = 0
@@ -291,6 +306,44 @@ class Update:
             queue = self._without_failed(queue, queue[done], result)
             done = 0
         return result
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are sent to the other processes within the last backward pass: not from a CUDA graph."""
+        return self.buckets is not None and self.sharded is None and self.graphs is None
+
+    def _accumulate_overlapping(self, batch: UpdateBatch, step: int) -> _Accumulated:
+        """As `_accumulate`, and sums the gradients over all processes while the last micro-batch is computed.
+
+        A process that runs out of memory sends what it has: then all processes discard the sums and repeat the update.
+        """
+        assert self.buckets is not None
+        result = _Accumulated(self._zero_sums())
+        queue = self._fit_to_memory(batch.micro_batches)
+        while True:
+            failed: MicroBatch | None = None
+            for number, micro_batch in enumerate(queue):
+                if number == len(queue) - 1:
+                    self.buckets.begin()
+                sums = self._backward(micro_batch, batch.count, step)
+                if sums is None:
+                    failed = micro_batch
+                    break
+                result.sums += sums
+            self.buckets.finish()
+            if not self.processes.maximum(failed is not None):
+                return result
+            queue = self._after_failure(queue, failed, result)
+
+    def _after_failure(
+        self, queue: list[MicroBatch], failed: MicroBatch | None, result: _Accumulated
+    ) -> list[MicroBatch]:
+        """The micro-batches of the next attempt, after this process or, `failed` is None, another ran out of memory."""
+        if failed is not None:
+            return self._without_failed(queue, failed, result)
+        self._clear_gradients()
+        result.sums = self._zero_sums()
+        return queue
 
     def _without_failed(self, queue: list[MicroBatch], failed: MicroBatch, result: _Accumulated) -> list[MicroBatch]:
         """The micro-batches of the next attempt, after one ran out of memory: it is halved, or, a row, dropped."""
@@ -326,11 +379,7 @@ class Update:
                 sharded.repeat_failed_pass(partial(self._backward_spare, batch, step))
             if not self.processes.maximum(failed is not None):
                 return result
-            if failed is not None:
-                queue = self._without_failed(queue, failed, result)
-            else:
-                self._clear_gradients()
-                result.sums = self._zero_sums()
+            queue = self._after_failure(queue, failed, result)
 
     def _same_number(self, queue: list[MicroBatch], batch: UpdateBatch) -> list[MicroBatch]:
         """With FSDP: the micro-batches, and passes without effect up to the number of the other processes."""
@@ -430,13 +479,13 @@ class Update:
         return [self.processes.broadcast(value, rank) for rank in range(self.processes.size)]
 
 
-def _total_norm(gradients: Sequence[Tensor]) -> Tensor:
+def _total_norm(gradients: Sequence[Tensor], processes: Processes) -> Tensor:
     """The norm of all gradients, whole ones and sharded ones."""
     sharded = [gradient for gradient in gradients if is_sharded(gradient)]
     if not sharded:
         return get_total_norm(gradients)
     whole = [gradient for gradient in gradients if not is_sharded(gradient)]
-    norm = gathered(get_total_norm(sharded))
+    norm = processes.norm_over_processes(get_total_norm([*map(local_part, sharded)]))
     return torch.hypot(norm, get_total_norm(whole).to(norm)) if whole else norm
 
 
