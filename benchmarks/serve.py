@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -114,24 +114,50 @@ class Measurements:
             seconds = time.perf_counter() - begin
         self.add({"setting": "cold start", "name": "transduce", "seconds": round(seconds, 2), "before": sorted(seen)})
 
-    def clients(self, counts: Sequence[int], steady: int) -> None:
-        """Clients in a closed loop, and 64 clients with a number of requests."""
+    def beside_peers(self, counts: Sequence[int], rounds: int) -> None:
+        """Clients in a closed loop, which ask the three servers in turns, so that all see the same machine.
+
+        Of the rounds the one with the median throughput is recorded.
+        """
+        with ExitStack() as stack:
+            running, _ = stack.enter_context(self.server(workers=self.workers))
+            servers = [("transduce", self.ours, running.pid)]
+            cores = str(os.cpu_count() or 1)
+            for name, options in ((PEER, ()), (TUNED_PEER, ("--peer-calls", cores))):
+                servers.append((name, *stack.enter_context(self.peer(*options))))
+            for _, endpoint, _ in servers:
+                asyncio.run(self.load(8, 1.0).run(endpoint))
+            for count in counts:
+                found: dict[str, list[dict[str, Any]]] = {name: [] for name, _, _ in servers}
+                for _ in range(rounds):
+                    for name, endpoint, process_id in servers:
+                        found[name].append(self._round(f"{count} clients", count, name, endpoint, process_id))
+                for rows in found.values():
+                    self.add(sorted(rows, key=lambda row: float(row["requests_per_second"]))[rounds // 2])
+
+    def _round(self, setting: str, clients: int, name: str, endpoint: Endpoint, process_id: int) -> dict[str, Any]:
+        """One load, with the processor time of the server for each request."""
+        before = processor_seconds(process_id)
+        tally = asyncio.run(self.load(clients).run(endpoint))
+        used = processor_seconds(process_id) - before
+        return {**tally.row(setting, name), "processor_ms": round(1000 * used / max(len(tally.latencies), 1), 3)}
+
+    def steady(self, requests: int) -> None:
+        """64 clients with a number of requests."""
         with self.server(workers=self.workers):
             asyncio.run(self.load(8, 1.0).run(self.ours))
-            for count in counts:
-                self.counted(f"{count} clients", self.load(count))
-            if steady:
-                some = Load(self.texts[:steady], self.expected[:steady], 64, rounds=1)
-                self.counted("steady", some)
+            self.counted("steady", Load(self.texts[:requests], self.expected[:requests], 64, rounds=1))
 
     def batching_gain(self) -> None:
         speeds = {}
         for batch in (1, 32):
             with self.server("--max-batch", str(batch)):
+                asyncio.run(self.load(8, 1.0).run(self.ours))
                 tally = asyncio.run(self.load(64).run(self.ours))
                 self.add(tally.row("64 clients", f"transduce, max_batch {batch}"))
                 speeds[batch] = len(tally.latencies) / tally.seconds
-        self.add({"setting": "batching gain", "name": "transduce", "ratio": round(speeds[32] / speeds[1], 2)})
+        ratio = round(speeds[32] / speeds[1], 2)
+        self.add({"setting": "batching gain", "name": "transduce", "ratio": ratio})
 
     def overload(self) -> None:
         """Four times as many clients as the queue has places; the queue is read every second."""
@@ -219,17 +245,15 @@ class Measurements:
         times = {"health_503_after": round(health, 3), "exit_after": round(seconds, 2)}
         self.add({**tally.row("SIGTERM under load", "transduce"), "exit_code": running.returncode, **times})
 
-    def peer(self, counts: Sequence[int], name: str, *options: str) -> None:
-        """CTranslate2, one text a call, in the threads of FastAPI, as users write it."""
+    @contextmanager
+    def peer(self, *options: str) -> Iterator[tuple[Endpoint, int]]:
+        """CTranslate2, one text a call, in the threads of FastAPI, as users write it: its endpoint and process."""
         with tempfile.TemporaryDirectory() as folder:
             place = write_ctranslate2(self.run, Path(folder) / "model")
             port = free_port()
             command = [sys.executable, "-m", "benchmarks.serve", "--peer", str(place), *options]
-            with process(command, port, "/health"):
-                endpoint = Endpoint(port, "/translate", False)
-                asyncio.run(self.load(8, 1.0).run(endpoint))
-                for count in counts:
-                    self.add(asyncio.run(self.load(count).run(endpoint)).row(f"{count} clients", name))
+            with process(command, port, "/health") as (running, _):
+                yield Endpoint(port, "/translate", False), running.pid
 
     def soak(self, minutes: float) -> None:
         """Memory and open files while requests, streams, refusals and clients that leave go on for a time."""
@@ -273,6 +297,12 @@ class Measurements:
             self.add({**row, "cancelled": asyncio.run(metric(self.port, "transduce_cancelled_sources_total"))})
 
 
+def processor_seconds(process_id: int) -> float:
+    """Of a process and those that it started."""
+    first = psutil.Process(process_id)
+    return sum(sum(one.cpu_times()[:2]) for one in (first, *first.children(recursive=True)))
+
+
 def _files(process: psutil.Process) -> int:
     """Open file descriptors: files, sockets and pipes."""
     return int(process.num_fds())
@@ -307,7 +337,9 @@ def ratios(rows: Sequence[dict[str, Any]], clients: Sequence[int]) -> Iterator[d
             ours, other = found[setting, "transduce"], found[setting, peer]
             speed = round(ours["requests_per_second"] / other["requests_per_second"], 2)
             latency = round(ours["p99_ms"] / other["p99_ms"], 2)
-            yield {"setting": setting, "name": f"ratio to {peer}", "throughput": speed, "p99": latency}
+            work = round(other["processor_ms"] / ours["processor_ms"], 2)
+            row = {"setting": setting, "name": f"ratio to {peer}", "throughput": speed, "p99": latency}
+            yield {**row, "requests_per_processor_second": work}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -316,6 +348,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--demo", type=Path, help="a run of `transduce demo`, which is loaded too")
     parser.add_argument("--steps", type=int, default=400, help="updates of the training")
     parser.add_argument("--seconds", type=float, default=12.0, help="of each load")
+    parser.add_argument("--rounds", type=int, default=3, help="of each load beside the peers; the median is recorded")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="of the server beside the peer")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="only watch memory and open files")
     parser.add_argument("--engine", action="store_true", help="only compare the engine with generate, in one process")
@@ -339,10 +372,9 @@ def measure_server(args: argparse.Namespace, folder: Path) -> list[dict[str, Any
         found.soak(args.soak)
         return found.rows
     found.cold_start()
-    cores = os.cpu_count() or 1
-    for name, options in ((PEER, ()), (TUNED_PEER, ("--peer-calls", str(cores)))):
-        found.peer(CLIENTS, name, *options)
-    found.clients(CLIENTS, 0 if args.quick else STEADY_REQUESTS)
+    found.beside_peers(CLIENTS, args.rounds)
+    if not args.quick:
+        found.steady(STEADY_REQUESTS)
     for row in ratios(found.rows, CLIENTS):
         found.add(row)
     for measurement in (found.batching_gain, found.overload, found.disconnects, found.limits, found.drain):
@@ -362,14 +394,14 @@ def main() -> None:
         serve_peer(args.peer, args.port, args.peer_calls)
         return
     if args.quick:
-        args.seconds, args.steps = 1.0, min(args.steps, 20)
+        args.seconds, args.steps, args.rounds = 1.0, min(args.steps, 20), 1
     name = "serve-engine" if args.engine else ("serve-soak" if args.soak else "serve")
     with tempfile.TemporaryDirectory() as folder:
         rows = measure_engine(Path(folder), tiny=args.tiny) if args.engine else measure_server(args, Path(folder))
     machine = f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}"
     if args.engine and torch.cuda.is_available():
         machine = f"{torch.cuda.get_device_name()}, {machine}"
-    settings = {"seconds": args.seconds, "beam": BEAM, "workers": args.workers}
+    settings = {"seconds": args.seconds, "rounds": args.rounds, "beam": BEAM, "workers": args.workers}
     content = {"benchmark": name, "machine": machine, **({} if args.engine else settings), "rows": rows}
     output = args.output or Path(f"benchmarks/results/{name}{'-tiny' if args.tiny else ''}.json")
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,5 +83,14 @@ def measure_engine(folder: Path, *, tiny: bool) -> list[dict[str, Any]]:
         row = {"setting": f"{clients} clients, beam {beam}", "name": "engine", "tokens_per_second": best["engine"]}
         row |= {"generate_tokens_per_second": best["generate"], "equal_outputs": round(equal, 4)}
         rows.append({**row, "ratio": round(best["engine"] / best["generate"], 3)})
-        print(json.dumps(rows[-1]), flush=True)
+    print(table(rows), flush=True)
     return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows for the terminal."""
+    lines = [f"{'':24}{'engine':>12}{'generate':>12}{'share':>9}{'equal':>9}   tokens a second"]
+    for row in rows:
+        speeds = f"{row['tokens_per_second']:12,.0f}{row['generate_tokens_per_second']:12,.0f}"
+        lines.append(f"{row['setting']:24}{speeds}{row['ratio']:9.1%}{row['equal_outputs']:9.1%}")
+    return "\n".join(lines)

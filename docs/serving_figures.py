@@ -86,7 +86,9 @@ def peer_figures(record: Record) -> Iterator[Figure]:
             ours, other = (record.row(f"{count} clients", name) for name in ("transduce", peer))
             speeds = [one["requests_per_second"] for one in (ours, other)]
             ratio = speeds[0] / speeds[1]
+            work = [one["processor_ms"] for one in (ours, other)]
             measured = f"{ratio:.2f} times: {speeds[0]:,.0f} and {speeds[1]:,.0f} requests a second"
+            measured += f", {work[0]:.2f} and {work[1]:.2f} ms of processor time each"
             name = f"{count} clients, beside {description}"
             yield Figure(f"{name}: throughput", "at least 1.5 times", measured, ratio >= 1.5)
             late = [one["p99_ms"] for one in (ours, other)]

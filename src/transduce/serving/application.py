@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import inspect
 import json
 import re
+import secrets
 import time
-import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -49,7 +52,9 @@ from transduce.serving.telemetry import RequestTrace, Tracing
 
 PROBES = frozenset({"/health", "/ready", "/live"})  # need no key, and are answered while the server stops
 SHORT_BODIES = ("application/json", "application/x-www-form-urlencoded", "text/")
+REQUEST_ID = re.compile(r"[\w.-]{1,64}")
 LOGGED_BYTES = 2000  # of a request, where texts are logged
+HANDLED = (ServiceError, InputError, RequestValidationError, HTTPException)  # errors that the application answers
 MOST_CLIENTS = 10_000  # whose rates are remembered
 
 
@@ -86,20 +91,49 @@ def create_app(
 ) -> FastAPI:
     """The application that serves these models. Without a state it is ready at once."""
     settings, state, metrics = settings or ServerSettings(), state or ServerState(ready=True), metrics or Metrics()
-    app = FastAPI(title="Transduce", version=transduce.__version__, docs_url=None, redoc_url=None)
+    app = Application(title="Transduce", version=transduce.__version__, docs_url=None, redoc_url=None)
     app.state.server, app.state.metrics, app.state.service = state, metrics, service
-    app.include_router(_operation_routes(state, metrics))
-    for interface in interfaces:
-        app.include_router(interface.router(service, settings))
+    routers = [_operation_routes(state, metrics), *(one.router(service, settings) for one in interfaces)]
+    for router in routers:
+        app.include_router(router)
     errors = ErrorRenderer(interfaces, metrics)
-    for kind in (ServiceError, InputError, RequestValidationError, HTTPException):
+    for kind in (*HANDLED, Exception):
         app.add_exception_handler(kind, errors.handle)
-    app.add_middleware(Gateway, settings=settings, state=state, metrics=metrics, errors=errors)
+    direct = direct_endpoints(routers)
+    app.outermost = partial(Gateway, settings=settings, state=state, metrics=metrics, errors=errors, direct=direct)
     if settings.cors_origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
+        gateway, origins = app.outermost, settings.cors_origins
+        app.outermost = lambda inner: CORSMiddleware(
+            gateway(inner), allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
         )
     return app
+
+
+class Application(FastAPI):
+    """FastAPI behind the gateway, which answers most requests itself."""
+
+    outermost: Callable[[ASGIApp], ASGIApp] = staticmethod(lambda app: app)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return self.outermost(super().build_middleware_stack())
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def direct_endpoints(routers: Sequence[APIRouter]) -> dict[tuple[str, str], Endpoint]:
+    """The endpoints, by method and path, that take a request and nothing else, and return a response.
+
+    The gateway calls them itself: the middleware, routing and dependencies of FastAPI would take longer than a search
+    with a small model.
+    """
+    found: dict[tuple[str, str], Endpoint] = {}
+    for route in (one for router in routers for one in router.routes if isinstance(one, APIRoute)):
+        signature = inspect.signature(route.endpoint)
+        plain = list(signature.parameters) == ["request"] and signature.return_annotation in (Response, "Response")
+        if plain and not route.param_convertors and inspect.iscoroutinefunction(route.endpoint):
+            found |= {(method, route.path): route.endpoint for method in route.methods or ()}
+    return found
 
 
 def _operation_routes(state: ServerState, metrics: Metrics) -> APIRouter:
@@ -226,20 +260,29 @@ class Exchange:
     status: int = 0
     text: str = ""  # the beginning of the body
     trace: RequestTrace | None = None
+    direct: bool = False  # True: the path is the template of its route
 
     @property
     def route(self) -> str:
         """The template of the route: a metric label of few values."""
-        return str(getattr(self.scope.get("route"), "path", "other"))
+        return self.path if self.direct else str(getattr(self.scope.get("route"), "path", "other"))
 
 
 class Gateway:
     """Middleware that reads a request within its limits, checks its key, and cancels it when the client leaves."""
 
     def __init__(
-        self, app: ASGIApp, *, settings: ServerSettings, state: ServerState, metrics: Metrics, errors: ErrorRenderer
+        self,
+        app: ASGIApp,
+        *,
+        settings: ServerSettings,
+        state: ServerState,
+        metrics: Metrics,
+        errors: ErrorRenderer,
+        direct: Mapping[tuple[str, str], Endpoint],
     ) -> None:
         self.app, self.settings, self.state, self.metrics, self.errors = app, settings, state, metrics, errors
+        self.direct = direct
         self.keys, self.rates = Keys(settings.keys), Rates(settings.limits.requests_per_minute)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -247,7 +290,7 @@ class Gateway:
             await self.app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if re.fullmatch(r"[\w.-]{1,64}", given) else uuid.uuid4().hex
+        request_id = given if given and REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
         exchange = Exchange(scope, scope["path"], request_id, time.perf_counter())
         counted = exchange.path not in PROBES
         if self.settings.tracing is not None and counted:
@@ -354,18 +397,30 @@ class Gateway:
                 pass
             gone.set()
 
-        work = asyncio.ensure_future(self.app(exchange.scope, receive_body, send))
-        watcher = asyncio.ensure_future(watch())
+        work, watcher = asyncio.current_task(), asyncio.ensure_future(watch())
+        assert work is not None
+        watcher.add_done_callback(lambda _: None if not gone.is_set() else work.cancel())
         try:
-            await asyncio.wait((work, watcher), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                work.cancel()
-                self.metrics.disconnects.inc()
-            with suppress(asyncio.CancelledError):
-                await work
+            await self._answer(exchange, receive_body, send)
+        except asyncio.CancelledError:
+            if not gone.is_set():
+                raise
+            work.uncancel()
+            self.metrics.disconnects.inc()
         finally:
-            work.cancel()
             watcher.cancel()
+
+    async def _answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        endpoint = self.direct.get((exchange.scope["method"], exchange.path))
+        if endpoint is None:
+            await self.app(exchange.scope, receive, send)
+            return
+        exchange.direct, request = True, Request(exchange.scope, receive)
+        try:
+            response = await endpoint(request)
+        except HANDLED as error:
+            response = await self.errors.handle(request, error)
+        await response(exchange.scope, receive, send)
 
     def _record(self, exchange: Exchange) -> None:
         seconds, status = time.perf_counter() - exchange.begin, exchange.status or 499  # 499: the client left

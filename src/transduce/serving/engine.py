@@ -1,8 +1,9 @@
 """Engine of a served model: one queue, one thread, continuous batching across requests.
 
 The thread owns the model. Between two steps it takes new tasks, drops those whose client left or whose deadline passed,
-fills free slots from the queue, and advances every open search by one step. Sources with the same search settings and
-similar lengths share a search (`OpenSearch`); each finds what it finds in a batch of its own.
+fills free slots from the queue, and advances every open search. Sources with the same search settings and similar
+lengths share a search (`OpenSearch`, on a CPU `NativeSearch` where it can); each finds what it finds in a batch of its
+own. A native search takes several steps in one call, until a source ends or somebody waits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from transduce.attention.positions import max_positions
@@ -22,6 +24,7 @@ from transduce.decoding.strategies import BestPath
 from transduce.flow import BOS, Batch, Hypothesis, Padded
 from transduce.inference.generation import Searcher, num_hypotheses, sample_seeds
 from transduce.inference.model import Model
+from transduce.inference.native_search import NativeSearch, native_encoder_decoder
 from transduce.inference.terminology import PhraseIds
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource
@@ -35,10 +38,12 @@ FIRST_COLUMNS = 32  # of sources; longer ones share a search with those of up to
 FIRST_PREFIX = 8
 IDLE_SEARCHES = 8  # searches without sources that are kept
 HELD_STEPS = 4  # steps that a source waits at most for others to enter with it
+KNOWN_LENGTHS = 4096  # lengths of sources whose maximal output lengths are remembered
 KNOWN_KEYS = 256  # settings whose keys are remembered
 RATE_WEIGHT = 0.1  # of the newest second in the average throughput, from which Retry-After is estimated
 
 
+Search = OpenSearch | NativeSearch
 SearchKey = tuple[str, int, int]  # settings, columns of sources, columns of prefixes: rows of equal ones share a search
 
 
@@ -167,13 +172,17 @@ class Engine:
         self.active = metrics.active.labels(name)
         self.batch_size = metrics.batch_size.labels(name)
         self.cancelled = metrics.cancelled.labels(name)
+        self._native = native_encoder_decoder(self.searcher.network)  # None: the network has no native searches
+        self._interrupt = np.zeros(1, np.int64)  # not 0: something is in the inbox, for which a native search ends
         self._inbox: deque[Task | Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._queue, self._tasks = FairQueue(), dict[Task, None]()
-        self._searches: OrderedDict[SearchKey, OpenSearch] = OrderedDict()
+        self._searches: OrderedDict[SearchKey, Search] = OrderedDict()
         self._places: dict[int, QueuedRow] = {}  # rows in searches by number
         self._keys: dict[int, tuple[GenerationRecipe, tuple[str, GenerationRecipe]]] = {}  # by id of the settings
+        self._max_lengths: dict[tuple[int, float, int], int] = {}  # by length of the source, ratio and limit
         self._numbers, self._load, self._rate, self._measured = 0, 0, 0.0, (time.monotonic(), 0)
+        self._shown = (0, 0)
         self._finished, self._held, self._stopping, self._ended = 0, 0, False, False
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
@@ -185,6 +194,28 @@ class Engine:
         """Sources that wait or are searched."""
         return self._load
 
+    def rows(
+        self,
+        sources: Sequence[EncodedSource],
+        prefixes: Sequence[Sequence[int]] | None,
+        settings: GenerationRecipe,
+        numbers: Sequence[int],
+    ) -> list[SearchRow]:
+        """The rows of encoded sources."""
+        lengths = [self._max_length(source, settings) for source in sources]
+        forced = prefixes if prefixes is not None else [settings.forced_prefix] * len(sources)
+        seeds = sample_seeds(settings, numbers)
+        return [SearchRow(*row) for row in zip(sources, map(tuple, forced), lengths, seeds, strict=True)]
+
+    def _max_length(self, source: EncodedSource, settings: GenerationRecipe) -> int:
+        """Most tokens of an output, remembered: the tensors of one number take longer than a step of a small model."""
+        key = len(source), settings.max_ratio, settings.max_length
+        if key not in self._max_lengths:
+            if len(self._max_lengths) >= KNOWN_LENGTHS:
+                self._max_lengths.clear()
+            self._max_lengths[key] = int(self.searcher.max_lengths([source], settings))
+        return self._max_lengths[key]
+
     def submit(self, task: Task) -> None:
         """Puts a task into the queue, or refuses it: Overloaded."""
         with self._wake:
@@ -195,13 +226,13 @@ class Engine:
             self._load += task.count
             task.times.submitted = time.time_ns()
             self._inbox.append(task)
-            self._wake.notify()
+            self._notify()
 
     def cancel(self, task: Task) -> None:
         """Stops the work for a task before the next step."""
         with self._wake:
             task.cancelled = True
-            self._wake.notify()
+            self._notify()
 
     def call(self, function: Callable[[], Any]) -> Any:
         """The result of a function that runs in the thread of the engine, between two steps. Waits for it."""
@@ -220,7 +251,7 @@ class Engine:
             if self._ended:
                 raise Draining("the server is stopping")
             self._inbox.append(run)
-            self._wake.notify()
+            self._notify()
         done.wait()
         value, error = outcome[0]
         if error is not None:
@@ -232,6 +263,11 @@ class Engine:
         with self._wake:
             self._stopping = True
             self._wake.notify()
+
+    def _notify(self) -> None:
+        """Wakes the thread, or ends its native search after the present step."""
+        self._interrupt[0] = 1
+        self._wake.notify()
 
     def join(self, timeout: float | None = None) -> None:
         self._thread.join(timeout)
@@ -256,6 +292,7 @@ class Engine:
                     return False
                 self._wake.wait()
             new, self._inbox = self._inbox, deque()
+            self._interrupt[0] = 0
         for one in new:
             if isinstance(one, Task):
                 self._begin(one)
@@ -335,8 +372,8 @@ class Engine:
 
     def _admit(self) -> None:
         """Fills free slots from the queue."""
-        self.queued.set(len(self._queue))
         if not self._ripe():
+            self._show()
             return
         groups: dict[SearchKey, list[QueuedRow]] = {}
 
@@ -350,9 +387,17 @@ class Engine:
             groups.setdefault(place.key, []).append(place)
         for key, places in groups.items():
             self._enter(self._searches[key], places)
-        self.queued.set(len(self._queue))
+        self._show()
 
-    def _search(self, place: QueuedRow) -> OpenSearch:
+    def _show(self) -> None:
+        """The gauges, where they have changed: each costs a lock, and a write to shared memory beside other workers."""
+        shown = len(self._queue), len(self._places)
+        if shown != self._shown:
+            self._shown = shown
+            self.queued.set(shown[0])
+            self.active.set(shown[1])
+
+    def _search(self, place: QueuedRow) -> Search:
         """The open search of rows like this one."""
         if place.key not in self._searches:
             idle = [key for key, one in self._searches.items() if not one.active]
@@ -362,30 +407,31 @@ class Engine:
         self._searches.move_to_end(place.key)
         return self._searches[place.key]
 
-    def _open(self, place: QueuedRow) -> OpenSearch:
+    def _open(self, place: QueuedRow) -> Search:
         _, columns, prefix = place.key
         searcher, settings = self.searcher, place.settings
         strategy, processors = searcher.options(settings)
         length = min(settings.max_length, searcher.max_target_length) + prefix
-        return OpenSearch(
-            searcher.network,
-            strategy,
-            SearchShape(self.max_batch, columns, prefix, min(length, searcher.max_target_length)),
-            processors=processors,
-            nbest=num_hypotheses(strategy, settings),
-            graphs=self._graphs(searcher),
-        )
+        shape = SearchShape(self.max_batch, columns, prefix, min(length, searcher.max_target_length))
+        options: dict[str, Any] = {"processors": processors, "nbest": num_hypotheses(strategy, settings)}
+        if self._native is not None:
+            native = NativeSearch.open(
+                self._native, searcher.network, strategy, shape, interrupt=self._interrupt, **options
+            )
+            if native is not None:
+                return native
+        return OpenSearch(searcher.network, strategy, shape, graphs=self._graphs(searcher), **options)
 
     def _graphs(self, searcher: Searcher) -> SearchGraphs | None:
         return searcher.graphs if searcher.continuous else None
 
-    def _enter(self, search: OpenSearch, places: list[QueuedRow]) -> None:
+    def _enter(self, search: Search, places: list[QueuedRow]) -> None:
         numbers = list(range(self._numbers, self._numbers + len(places)))
         self._numbers += len(places)
         self._places.update(zip(numbers, places, strict=True))
         begin = time.time_ns()
         try:
-            entered = search.add(numbers, self._request([one.task.rows[one.number] for one in places]))
+            entered = self._add(search, numbers, [one.task.rows[one.number] for one in places])
         except Exception as error:  # e.g. out of memory: only these requests fail
             for task in {place.task for place in places}:
                 self._close(task, error=error)
@@ -399,6 +445,13 @@ class Engine:
             if not times.entered:
                 times.entered, times.prefilled = begin, end
 
+    def _add(self, search: Search, numbers: Sequence[int], rows: Sequence[SearchRow]) -> bool:
+        """Rows into a search; False: they have to wait."""
+        if isinstance(search, NativeSearch):
+            search.add([row.source or () for row in rows], [row.max_length for row in rows], numbers)
+            return True
+        return search.add(numbers, self._request(rows))
+
     def _request(self, rows: Sequence[SearchRow]) -> SearchRequest:
         if rows[0].source is None:
             batch = Batch(target=Padded.from_rows([[BOS] for _ in rows]))
@@ -409,31 +462,33 @@ class Engine:
         return SearchRequest(batch, torch.tensor([row.max_length for row in rows]), prefix, [row.seed for row in rows])
 
     def _step(self) -> None:
-        """One step of every open search."""
-        self.active.set(len(self._places))
-        for search in list(self._searches.values()):
-            if not search.active:
-                continue
+        """Advances every open search: by one step where tokens are streamed, or several searches take turns."""
+        running = [(key, search) for key, search in self._searches.items() if search.active]
+        streamed = {number: place for number, place in self._places.items() if place.task.on_tokens is not None}
+        if streamed or len(running) > 1:
+            self._interrupt[0] = 1
+        for key, search in running:
             self.batch_size.observe(search.active)
             try:
                 found = search.advance()
             except Exception as error:
-                self._fail(search, error)
+                self._fail(key, error)
                 continue
             for number, hypotheses in found.items():
                 self._finish(self._places.pop(number, None), hypotheses)
-            self._report_tokens(search)
+                streamed.pop(number, None)
+            self._report_tokens(search, streamed)
 
-    def _report_tokens(self, search: OpenSearch) -> None:
-        for number, place in self._places.items():
-            if place.task.on_tokens is not None and (certain := search.certain(number)):
+    def _report_tokens(self, search: Search, streamed: dict[int, QueuedRow]) -> None:
+        for number, place in streamed.items():
+            if certain := search.certain(number):
+                assert place.task.on_tokens is not None
                 place.task.on_tokens(place.number, certain, False)
 
-    def _fail(self, search: OpenSearch, error: Exception) -> None:
+    def _fail(self, failed: SearchKey, error: Exception) -> None:
         """A search that failed is dropped with all its rows; the others go on."""
-        failed = [place for number, place in self._places.items() if (search.sources == number).any()]
-        self._searches = OrderedDict((key, one) for key, one in self._searches.items() if one is not search)
-        for task in {place.task for place in failed}:
+        del self._searches[failed]
+        for task in {place.task for place in self._places.values() if place.key == failed}:
             self._close(task, error=error)
 
     def _finish(self, place: QueuedRow | None, hypotheses: list[Hypothesis]) -> None:
@@ -458,19 +513,6 @@ def search_key(settings: GenerationRecipe) -> tuple[str, GenerationRecipe]:
         changes["max_length"] = power_of_two(settings.max_length, 32)
     common = settings.model_copy(update=changes)
     return common.model_dump_json(), common
-
-
-def search_rows(
-    searcher: Searcher,
-    sources: Sequence[EncodedSource],
-    prefixes: Sequence[Sequence[int]] | None,
-    settings: GenerationRecipe,
-    numbers: Sequence[int],
-) -> list[SearchRow]:
-    """The rows of encoded sources."""
-    lengths, seeds = searcher.max_lengths(sources, settings).tolist(), sample_seeds(settings, numbers)
-    forced = prefixes if prefixes is not None else [settings.forced_prefix] * len(sources)
-    return [SearchRow(*row) for row in zip(sources, map(tuple, forced), lengths, seeds, strict=True)]
 
 
 class EngineSearcher(Searcher):
@@ -500,7 +542,7 @@ class EngineSearcher(Searcher):
                 lambda: self.base.search_all(*arguments, phrases=phrases, **options)
             )
             return found
-        return self._wait(search_rows(self.base, sources, prefixes, settings, numbers), settings)
+        return self._wait(self.engine.rows(sources, prefixes, settings, numbers), settings)
 
     def search_batch(
         self,

@@ -16,9 +16,10 @@ from transduce.errors import InputError
 from transduce.flow import EOS, Hypothesis
 from transduce.inference.documents import parse_document, translate_document
 from transduce.inference.long_sources import separator
-from transduce.inference.model import Model, Prediction
+from transduce.inference.model import Model
+from transduce.inference.prediction import Prediction
 from transduce.recipe import GenerationRecipe
-from transduce.serving.engine import Cancelled, Engine, EngineSearcher, Task, search_rows, steps_alone
+from transduce.serving.engine import Cancelled, Engine, EngineSearcher, Task, steps_alone
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import (
     ModelSpec,
@@ -357,9 +358,7 @@ class PlainRequest:
         self.texts = tagged_texts(self.request, model, [str(one) for one in self.request.sources])
         self.lines = model.encode_lines(self.texts, self.request.prefixes or None, None, self.settings)
         lines = self.lines
-        return search_rows(
-            self.served.engine.searcher, lines.sources, lines.prefixes, self.settings, lines.numbers
-        ), self.settings
+        return self.served.engine.rows(lines.sources, lines.prefixes, self.settings, lines.numbers), self.settings
 
     def finish(self, found: list[list[Hypothesis]]) -> tuple[tuple[GeneratedText, ...], ...]:
         predictions = self.served.model.predict_lines(self.texts, self.lines, self.settings, found)

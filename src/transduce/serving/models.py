@@ -17,7 +17,8 @@ from typing import Any
 
 from transduce.data.languages import split_language, tagged
 from transduce.errors import InputError
-from transduce.inference.model import Model, Prediction
+from transduce.inference.model import Model
+from transduce.inference.prediction import Prediction
 from transduce.inference.protected_spans import KINDS
 from transduce.inference.terminology import Constraints
 from transduce.modalities.audio import Audio, AudioFeatures, Waveform
@@ -235,15 +236,18 @@ def generated_texts(prediction: Prediction, request: GenerationRequest) -> tuple
     count = sum(len(part.decoded.source or ()) for part in prediction.parts if part.decoded is not None) or count
     rivals = prediction.nbest or (prediction,)
     found = [_plain(one, count, request.stop) for one in rivals]
-    first = replace(found[0], confidence=prediction.confidence)
+    changes: dict[str, Any] = {}
+    if prediction.confidence is not None:
+        changes["confidence"] = prediction.confidence
     if "alignment" in request.wants:
-        first = replace(first, alignment=tuple(prediction.alignment))
+        changes["alignment"] = tuple(prediction.alignment)
     if "attention" in request.wants and prediction.attention is not None:
-        first = replace(first, attention=prediction.attention.round(5).tolist())
+        changes["attention"] = prediction.attention.round(5).tolist()
     if "explanation" in request.wants and prediction.explanation is not None:
-        first = replace(first, explanation=prediction.explanation.to_json())
-    segments = tuple(TranscriptSegment(one.start, one.end, one.text) for one in prediction.segments)
-    return replace(first, segments=segments), *found[1:]
+        changes["explanation"] = prediction.explanation.to_json()
+    if prediction.segments:
+        changes["segments"] = tuple(TranscriptSegment(one.start, one.end, one.text) for one in prediction.segments)
+    return replace(found[0], **changes) if changes else found[0], *found[1:]
 
 
 def continuation(found: Prediction, prompt: str, tokens: int) -> Prediction:

@@ -57,10 +57,12 @@ class Options(BaseModel):
     seed: int | None = Field(None, ge=0, lt=2**31)
     length_penalty: float | None = Field(None, ge=0, le=100)
     repetition_penalty: float | None = Field(None, ge=1, le=100)
-    stop: Texts = Field([], description="The output ends before the first of these texts.")
-    required: Texts = Field([], description="Phrases that every output contains.")
-    banned: Texts = Field([], description="Phrases that no output contains.")
-    wants: set[Want] = Field(set(), description="What to add to the texts: it costs time to compute or to send.")
+    stop: Texts = Field(default_factory=list, description="The output ends before the first of these texts.")
+    required: Texts = Field(default_factory=list, description="Phrases that every output contains.")
+    banned: Texts = Field(default_factory=list, description="Phrases that no output contains.")
+    wants: set[Want] = Field(
+        default_factory=set, description="What to add to the texts: it costs time to compute or to send."
+    )
     format: Literal["text", "html"] = "text"
     protect: bool = Field(False, description="Addresses, numbers, placeholders and emoji stay as they are.")
     priority: int = Field(0, ge=-10, le=10, description="Larger: earlier.")

@@ -10,9 +10,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.responses import JSONResponse
@@ -121,6 +123,36 @@ class DrainingServer(uvicorn.Server):
             idle = not self.state.in_flight and seconds > NOTICE_SECONDS
             self.should_exit = idle or seconds > self._drain_seconds
         return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answers the clients whose connection was made before the port is closed, then ends."""
+        listeners = [one.dup() for one in sockets or []]  # which keep what waits to be accepted
+        for server in self.servers:
+            server.close()
+        for listener in listeners:
+            await self._accept_waiting(listener)
+        end = time.monotonic() + NOTICE_SECONDS
+        while time.monotonic() < end and any(map(_is_new, self.server_state.connections)):
+            await asyncio.sleep(0.01)
+        await super().shutdown(sockets)
+
+    async def _accept_waiting(self, listener: socket.socket) -> None:
+        loop, kind = asyncio.get_running_loop(), cast("Any", self.config.http_protocol_class)
+        make = partial(kind, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        listener.setblocking(False)
+        accepted = list[socket.socket]()
+        with listener, suppress(BlockingIOError):
+            while True:
+                accepted.append(listener.accept()[0])
+        for connection in accepted:
+            connection.setblocking(False)
+            with suppress(OSError):  # the client left
+                await loop.connect_accepted_socket(make, connection)
+
+
+def _is_new(connection: Any) -> bool:
+    """Whether the first request of a connection is still on its way."""
+    return isinstance(connection, TimedHeaders) and connection.cycle is None
 
 
 class ServerProcess:
