@@ -28,12 +28,14 @@ from typing import Any
 FOLDER = Path(__file__).parent
 RECORDS = FOLDER / "records"
 SCOREBOARD = FOLDER.parent / "scoreboard"  # the records of `transduce reproduce`
-SHARED = ("docs", "recipes")  # what commands name relative to the repository
+SHARED = ("docs", "recipes", "examples")  # what commands name relative to the repository
 # A dash stands for a number whose command has not been run yet.
 NAME = r"(?P<name>(?:scoreboard/)?[a-z][\w-]*)"
 MARK = re.compile(rf"(?P<shown>[\d.,]*\d|–)<!-- {NAME}\.(?P<key>[a-z_][\w@]*(?:\.(?:low|high))?) -->")
-DECIMALS = {"parameters": 0, "seconds": 0, "updates": 0, "seeds": 0, "leaked_pairs": 0, "perplexity": 2, "per": 2}
+COUNTS = ("parameters", "seconds", "updates", "seeds", "leaked_pairs", "shapes")
+DECIMALS = {**dict.fromkeys(COUNTS, 0), "perplexity": 2, "per": 2, "bits_per_character": 3, "nats_per_character": 3}
 WRITES = re.compile(r"(?:--run runs/|--json )(?P<name>[a-z][\w-]*)(?:\.json)?(?:\s|$)")
+MEASURES = ("transduce ", "python examples/")
 PREPARES = ("transduce data ", "transduce demo --task dates --write", "transduce encode-images ", "head ", "mkdir ")
 
 
@@ -67,7 +69,7 @@ def page_commands(path: Path) -> Iterator[Command]:
             continue
         for line in block.replace("\\\n", " ").splitlines():
             line = line.partition(" #")[0].strip()
-            found = WRITES.search(line) if line.startswith("transduce ") else None
+            found = WRITES.search(line) if line.startswith(MEASURES) else None
             if found:
                 yield Command(page, line, found["name"])
             elif line.startswith(PREPARES):
@@ -176,6 +178,8 @@ class Workplace:
         place, words = self.place(command.page), shlex.split(command.line) if not command.python else []
         if command.python:
             words = [sys.executable, "-c", command.line]
+        elif words[0] == "python":
+            words[0] = sys.executable
         elif words[0] == "transduce":
             words = [sys.executable, "-m", "transduce", *words[1:]]
         else:
@@ -200,7 +204,8 @@ def make_record(command: Command, place: Path, seconds: float) -> dict[str, Any]
     if f"--json {command.name}.json" in command.line:
         content = json.loads(file.read_text(encoding="utf-8"))
         count = content.pop("count")
-        scores = content.get("scores") or {name: {"value": value} for name, value in content.items()}
+        numbers = {name: {"value": value} for name, value in content.items() if isinstance(value, int | float)}
+        scores = content.get("scores") or numbers
         return {**record, "lines": count, "scores": scores, "seconds": seconds}
     run = Run(place / "runs" / str(command.name))
     metrics = run.metrics()

@@ -54,9 +54,26 @@ def test_counted_operations_parameters_and_steps_are_those_of_the_formula(name: 
     assert complexity.operations(layer, 24, 16) == kind.operations(24, 16)
     assert complexity.sequential_steps(layer, 24, 16) == kind.steps(24)
     if kind.exponents[0] is not None:
-        lengths = (32, 64, 128) if kind.memory == 1 else (256, 512, 1024)
+        lengths = (32, 64, 128) if kind.memory[0] == 1 else (256, 512, 1024)
         fitted = fitted_exponent(lengths, [complexity.saved_bytes(layer, length, 16) for length in lengths])
-        assert abs(fitted - kind.memory) < complexity.TOLERANCE
+        assert abs(fitted - kind.memory[0]) < complexity.TOLERANCE
+        widths = (8, 16, 32)
+        fitted = fitted_exponent(widths, [complexity.saved_bytes(kind.make(width), 256, width) for width in widths])
+        assert abs(fitted - kind.memory[1]) < complexity.TOLERANCE
+
+
+def test_self_attention_costs_as_much_as_recurrence_where_the_curves_cross() -> None:
+    lengths = (16, 32, 64)
+    curves = {"recurrent": [10.0 * t for t in lengths], "self-attention, no projections": [t * t for t in lengths]}
+    assert complexity.crossover(lengths, curves) == pytest.approx(10)  # type: ignore[arg-type]
+
+
+def test_the_complexity_of_layers_is_that_of_the_formula_in_length_and_in_width(tmp_path) -> None:
+    measured = complexity.measure_complexity(Budget(tmp_path))
+    assert measured.holds
+    assert len(measured.panels) == 6
+    (row,) = [row for row in measured.tables[-1].rows if row[0] == "operations"]
+    assert row[1] == pytest.approx(complexity.WIDTH)
 
 
 def test_fused_attention_does_not_store_its_weights() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,13 @@ def record_with(seed: int, folder: Path) -> ClaimRecord:
 
 
 def test_a_record_is_read_back_and_kept(tmp_path: Path) -> None:
-    said: list[str] = []
-    first = measure(CLAIM, Budget(tmp_path, report=said.append))
+    reported: list[str] = []
+    first = measure(CLAIM, Budget(tmp_path, report=reported.append))
     assert first.measurement.holds
     assert read_record(tmp_path / "trial.json") == first
     assert (tmp_path / "trial.png").stat().st_size > 5000
-    assert measure(CLAIM, Budget(tmp_path, report=said.append)) == first
-    assert said == ["kept from an earlier run"]
+    assert measure(CLAIM, Budget(tmp_path, report=reported.append)) == first
+    assert reported == ["kept from an earlier run"]
     assert not record_with(2, tmp_path).to_json()["holds"]
 
 
@@ -66,6 +67,8 @@ def test_a_page_of_the_documentation_states_what_was_measured(tmp_path: Path) ->
     assert "✗ it is so: seed 2" in page
     assert "1 of 1 checks do not hold" in page
     assert "b\\|c" in page
+    measured = replace(record_with(1, tmp_path), settings={"quick": True, "model": "all-MiniLM-L6-v2"})
+    assert "transduce claims trial --quick --model all-MiniLM-L6-v2\n" in markdown(CLAIM, measured)
 
 
 def test_values_have_three_digits() -> None:

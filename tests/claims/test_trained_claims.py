@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.evaluation.claims import bottleneck, context, self_attention, training
+from transduce.evaluation.claims import CLAIMS, bottleneck, context, self_attention, training
 from transduce.evaluation.claims.claim import (
     ATTENTION,
     LAYERS,
@@ -182,3 +182,44 @@ def test_the_time_of_an_update_is_that_of_an_undisturbed_machine() -> None:
 def test_what_was_reached_within_a_budget_of_time() -> None:
     history = [Validation(step, step / 10, {"exact": step, "loss": 1.0}) for step in (25, 50, 75)]
     assert [training.reached(history, seconds).step for seconds in (1, 5, 6, 100)] == [25, 50, 50, 75]
+
+
+def test_pairs_of_the_user_are_split_without_overlap(tmp_path: Path) -> None:
+    path = tmp_path / "own.tsv"
+    path.write_text("".join(f"source {number}\ttarget {number}\n" for number in range(200)))
+    task = bottleneck._own_pairs(Budget(tmp_path / "claims", data=path))
+    parts = {name: Path(task.data[name]).read_text().splitlines() for name in ("train", "dev")}
+    parts["test"] = [f"{one.source}\t{one.target}" for one in task.test]
+    assert {name: len(lines) for name, lines in parts.items()} == {"train": 180, "dev": 10, "test": 10}
+    assert len(set().union(*parts.values())) == 200
+
+
+def test_no_sentence_of_the_test_of_translations_is_in_training(tmp_path: Path) -> None:
+    task = bottleneck._translations(Budget(tmp_path), {})
+    trained = {line.partition("\t")[0] for line in Path(task.data["train"]).read_text().splitlines()}
+    assert len(task.test) == 500
+    assert not trained & {one.source for one in task.test}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder, so that claims about the same model train it once."""
+    return tmp_path_factory.mktemp("measured")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["context-vector", "map", "context", "heads"])
+def test_short_trainings_show_the_direction_of_the_claim(name: str, measured: Path) -> None:
+    found = CLAIMS[name].measure(Budget(measured))
+    assert {check.statement: check.numbers for check in found.checks if not check.holds} == {}
+
+
+@pytest.mark.slow
+def test_a_model_of_the_user_is_measured_beside_the_one_trained_here(measured: Path) -> None:
+    context.pronoun_resolver(Budget(measured))
+    found = context.measure_context(Budget(measured, model=str(Budget(measured).run("pronouns").folder)))
+    rows = {
+        model: [row[1:] for row in found.tables[0].rows if row[0] == model] for model in ("trained here", "imported")
+    }
+    assert rows["trained here"] == rows["imported"]
+    assert len(found.panels) == 2

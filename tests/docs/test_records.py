@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -44,6 +45,37 @@ def test_no_test_pair_of_a_record_is_in_the_training_data_unless_the_page_says_s
     for name, record in FILES.items():
         if record.get("leakage") and "leaked_pairs" not in records.marks()[name]:
             assert record["leakage"]["pairs"] == 0, name
+
+
+# Percentages on the pages that are settings, not results.
+SETTINGS = {"captioning.md": {"30 %"}, "language-models.md": {"2 %"}, "masked-language-models.md": {"80 %", "10 %"}}
+
+
+def unmarked(text: str) -> list[str]:
+    """Percentages and decimals in cells without a record, unless the paragraph says what a test requires."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    text = records.MARK.sub("", text).replace("95 % interval", "")
+    paragraphs = [part for part in text.split("\n\n") if "require" not in part]
+    return [found for part in paragraphs for found in re.findall(r"\d[\d.]* %|(?<=\| )\d+\.\d+(?= \|)", part)]
+
+
+def test_results_on_the_pages_of_ladder_and_tasks_have_a_mark():
+    assert unmarked("It is 84.2<!-- a.exact --> % and 3 %.\n\n| x | 1.5 |\n\nA test requires 90 %.") == ["3 %", "1.5"]
+    for path in records.pages():
+        stated = set(unmarked(path.read_text())) - SETTINGS.get(path.name, set())
+        assert {one for one in stated if one != "95 %"} == set(), path
+
+
+def test_commands_of_the_examples_are_recorded_like_those_of_transduce(tmp_path, monkeypatch):
+    page = tmp_path / "tasks" / "page.md"
+    page.parent.mkdir()
+    page.write_text("```sh\npython examples/boxes.py runs/shapes seen --json boxes.json\n```\n")
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    (command,) = records.page_commands(page)
+    assert (command.name, command.needs) == ("boxes", ["shapes"])
+    (tmp_path / "boxes.json").write_text('{"count": 7, "colour": 61.5, "method": "mean"}')
+    record = records.make_record(command, tmp_path, 1.0)
+    assert (record["lines"], record["scores"]) == (7, {"colour": {"value": 61.5}})
 
 
 def test_pages_show_the_numbers_of_their_records(monkeypatch, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,10 @@ def test_every_command_and_public_name_is_documented() -> None:
     api = (DOCS / "api.md").read_text(encoding="utf-8")
     for name in transduce.__all__:
         assert f"### {name}\n" in api
+
+
+def test_the_installation_page_lists_every_extra_of_users() -> None:
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (DOCS / "install.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`transduce\[(\w+)\]`", page))
+    assert listed == set(project["optional-dependencies"]) - {"bench", "dev", "fuzz"}

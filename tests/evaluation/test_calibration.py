@@ -29,7 +29,7 @@ from transduce.evaluation.calibration import (
 from transduce.evaluation.evaluate import SystemOutput
 from transduce.evaluation.held_out import calibrate
 from transduce.flow import EOS, Batch, Padded
-from transduce.inference.model import Prediction
+from transduce.inference.prediction import Prediction
 from transduce.interop import bundle
 from transduce.run import Run
 

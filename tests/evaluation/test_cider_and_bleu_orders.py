@@ -24,17 +24,17 @@ def grams(text: str, order: int) -> list[tuple[str, ...]]:
 def cider_d(pairs) -> float:
     """Vedantam 2015, equations 1 to 3 and 6, computed directly, n-gram by n-gram."""
     scores = []
-    for said, references in pairs:
+    for candidate, references in pairs:
         total = 0.0
         for order in (1, 2, 3, 4):
             for reference in references:
                 top = own = other = 0.0
-                for gram in {*grams(said, order), *grams(reference, order)}:
+                for gram in {*grams(candidate, order), *grams(reference, order)}:
                     with_it = sum(any(gram in grams(line, order) for line in lines) for _, lines in pairs)
                     idf = math.log(len(pairs) / max(1, with_it))
-                    c, r = (grams(text, order).count(gram) * idf for text in (said, reference))
+                    c, r = (grams(text, order).count(gram) * idf for text in (candidate, reference))
                     top, own, other = top + min(c, r) * r, own + c * c, other + r * r
-                apart = len(said.split()) - len(reference.split())
+                apart = len(candidate.split()) - len(reference.split())
                 if own and other:
                     total += math.exp(-(apart**2) / 72) * top / math.sqrt(own * other)
         scores.append(10 * total / 4 / len(references))
@@ -44,15 +44,15 @@ def cider_d(pairs) -> float:
 @given(SETS)
 def test_cider_equals_its_equation(pairs):
     metric = find_metric("cider")
-    rows = metric.statistics([said for said, _ in pairs], [references for _, references in pairs])
+    rows = metric.statistics([candidate for candidate, _ in pairs], [references for _, references in pairs])
     assert metric.value(rows.sum(0)) == pytest.approx(cider_d(pairs), abs=1e-6)
 
 
 def test_cider_ignores_ubiquitous_ngrams_and_clips_repetitions():
     metric = find_metric("cider")
 
-    def score(*said: str) -> float:
-        rows = metric.statistics(said, [["a red cat"], ["a dog"], ["a blue bird sings"]])
+    def score(*candidate: str) -> float:
+        rows = metric.statistics(candidate, [["a red cat"], ["a dog"], ["a blue bird sings"]])
         return metric.value(rows.sum(0))
 
     assert score("a", "a", "a") == 0
@@ -64,11 +64,11 @@ def test_cider_ignores_ubiquitous_ngrams_and_clips_repetitions():
 @given(SETS)
 def test_bleu_of_lower_order_equals_that_of_sacrebleu(order, pairs):
     metric = find_metric(f"bleu{order}")
-    said, references = [one for one, _ in pairs], [lines for _, lines in pairs]
+    candidate, references = [one for one, _ in pairs], [lines for _, lines in pairs]
     most = max(map(len, references))
     streams = [[lines[i] if i < len(lines) else None for lines in references] for i in range(most)]
-    wanted = sacrebleu.BLEU(force=True, max_ngram_order=order).corpus_score(said, streams).score
-    rows = metric.statistics(said, references)
+    wanted = sacrebleu.BLEU(force=True, max_ngram_order=order).corpus_score(candidate, streams).score
+    rows = metric.statistics(candidate, references)
     assert metric.value(rows.sum(0)) == pytest.approx(wanted)
     assert metric.statistics([], []).shape == (0, 2 + 2 * order)
     assert np.isfinite(rows).all()
@@ -77,23 +77,23 @@ def test_bleu_of_lower_order_equals_that_of_sacrebleu(order, pairs):
 
 def caption_bleu(pairs, order: int) -> float:
     """Papineni 2002 over lower-cased words without punctuation, counted n-gram by n-gram, not smoothed."""
-    plain = [(clean(said), [clean(line) for line in lines]) for said, lines in pairs]
+    plain = [(clean(candidate), [clean(line) for line in lines]) for candidate, lines in pairs]
     logarithms = 0.0
     for n in range(1, order + 1):
         correct = total = 0
-        for said, references in plain:
-            for gram in set(grams(said, n)):
-                count = grams(said, n).count(gram)
+        for candidate, references in plain:
+            for gram in set(grams(candidate, n)):
+                count = grams(candidate, n).count(gram)
                 correct += min(count, max(grams(line, n).count(gram) for line in references))
                 total += count
         if not correct:
             return 0.0
         logarithms += math.log(correct / total) / order
-    length = sum(len(said.split()) for said, _ in plain)
+    length = sum(len(candidate.split()) for candidate, _ in plain)
     closest = 0
-    for said, references in plain:
+    for candidate, references in plain:
         sizes = [len(line.split()) for line in references]
-        closest += min(sizes, key=lambda size: (abs(size - len(said.split())), size))
+        closest += min(sizes, key=lambda size: (abs(size - len(candidate.split())), size))
     return 100 * math.exp(min(0.0, 1 - closest / length) + logarithms)
 
 
@@ -112,14 +112,14 @@ CAPTION_SETS = st.lists(
 @given(CAPTION_SETS)
 def test_caption_bleu_equals_its_equation(order, pairs):
     metric = find_metric(f"caption_bleu{order}")
-    rows = metric.statistics([said for said, _ in pairs], [lines for _, lines in pairs])
+    rows = metric.statistics([candidate for candidate, _ in pairs], [lines for _, lines in pairs])
     assert metric.value(rows.sum(0)) == pytest.approx(caption_bleu(pairs, order))
 
 
 def test_bleu_of_tokenised_text_joins_subwords_and_splits_nothing():
-    said, gold = ["ein hau@@ s steht , da@@"], ["ein haus steht , dann noch eins"]
+    candidate, gold = ["ein hau@@ s steht , da@@"], ["ein haus steht , dann noch eins"]
     metric = find_metric("bleu_tokenised")
-    rows = metric.statistics(said, [[line] for line in gold])
+    rows = metric.statistics(candidate, [[line] for line in gold])
     wanted = sacrebleu.BLEU(tokenize="none", force=True).corpus_score(["ein haus steht , da"], [gold]).score
     assert metric.value(rows.sum(0)) == pytest.approx(wanted)
     assert "tok:none" in metric.signature
@@ -128,10 +128,10 @@ def test_bleu_of_tokenised_text_joins_subwords_and_splits_nothing():
 @settings(max_examples=20)
 @given(SETS)
 def test_sequence_errors_and_exact_matches_are_all_lines(pairs):
-    said, references = [one for one, _ in pairs], [lines for _, lines in pairs]
+    candidate, references = [one for one, _ in pairs], [lines for _, lines in pairs]
     exact, errors = (find_metric(name) for name in ("exact", "ser"))
-    total = exact.value(exact.statistics(said, references).sum(0)) + errors.value(
-        errors.statistics(said, references).sum(0)
+    total = exact.value(exact.statistics(candidate, references).sum(0)) + errors.value(
+        errors.statistics(candidate, references).sum(0)
     )
     assert total == pytest.approx(100)
 

@@ -1,4 +1,4 @@
-"""Every kind of attention learns to copy or reverse, where nothing but attention can tell what the source was."""
+"""Every kind of attention learns to copy or reverse, tasks that need attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classifiers and taggers learn through the same line as everything else."""
+"""Classifiers and taggers learn."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def test_tagging_learns(tmp_path, kind):
 
 def test_every_word_needs_a_label(tmp_path):
     path = write(tmp_path / "pairs.tsv", [("a b c", "X Y Z")] * 20 + [("a b", "X")])
-    with pytest.raises(InputError, match="2 words but 1 labels") as told:
+    with pytest.raises(InputError, match="2 words but 1 labels") as message:
         train(recipe_for(path, settings(tmp_path), "tag"), tmp_path / "run")
-    assert "pairs.tsv:21" in str(told.value)
+    assert "pairs.tsv:21" in str(message.value)

@@ -1,4 +1,4 @@
-"""Names that training never saw come through: numbered unknowns and a decoder that copies."""
+"""Unseen names are copied: placeholders of unknown words, pointer-generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences that mean the same come close, from the recipe chosen for a file of pairs; topics come out as groups."""
+"""Sentence embeddings, with the recipe chosen for pairs: paraphrases are near, clusters are topics."""
 
 from __future__ import annotations
 

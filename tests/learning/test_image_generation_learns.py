@@ -1,4 +1,4 @@
-"""A text becomes a picture: what is drawn looks like what was asked for, and like nothing else."""
+"""Image generation from text: outputs resemble the images of their own captions most."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_image_generation_from_text_learns(tmp_path, icons, codes, kind):
     transduce.train(recipe, tmp_path / "run")
     model = transduce.load(tmp_path / "run")
     texts = sorted({text for text, _ in seen})
-    usual = np.stack([np.mean([picture for said, picture in seen if said == text], 0) for text in texts])
+    usual = np.stack([np.mean([picture for caption, picture in seen if caption == text], 0) for text in texts])
     found = []
     for one in model.generate(texts):
         drawn, fits = palette.decode(one.text)

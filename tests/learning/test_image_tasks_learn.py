@@ -1,4 +1,4 @@
-"""Pictures of shapes are captioned and labelled; the attention for the word of a shape lies on that very shape."""
+"""Captioning and classification of images of shapes; the word of a shape attends to that shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rung learns, and where the right alignment is known, attention finds it."""
+"""Every architecture of docs/ladder learns; attention finds known alignments."""
 
 from __future__ import annotations
 

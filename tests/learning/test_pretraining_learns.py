@@ -1,4 +1,4 @@
-"""Text without labels teaches an encoder what few labels cannot: masked, denoising and two-way language models."""
+"""Pretraining on unlabelled text helps with few labels: masked, denoising and bidirectional language models."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ def test_denoising_pretraining_helps_a_task(tmp_path, kind):
     data = {"train": write(tmp_path / "few.tsv", lines[:30]), "dev": write(tmp_path / "few-dev.tsv", lines[30:])}
     tokens = {"source": WORDS, "target": WORDS, "shared": True}
 
-    def begun(name: str, **more: Any) -> TrainingResult:
+    def train_from(name: str, **more: Any) -> TrainingResult:
         return train(settings(tmp_path, 5, data, tokens=tokens, model=model, **more), tmp_path / name)
 
-    ahead, fresh = begun("ahead", init={"model": str(taught)}), begun("new")
+    ahead, fresh = train_from("ahead", init={"model": str(taught)}), train_from("new")
     assert ahead.outcome.scores["loss"] < fresh.outcome.scores["loss"] - 0.5

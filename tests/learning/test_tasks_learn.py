@@ -1,4 +1,4 @@
-"""Each task of texts is learned from its own recipe on its invented set, and something simpler falls short of it."""
+"""Each text task is learned from its recipe on its synthetic set, better than by a simpler baseline."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def held_out(name: str) -> list[Example]:
 
 
 def exact(answers: list[str], examples: list[Example]) -> float:
-    right = sum(said == one.target for said, one in zip(answers, examples, strict=True))
+    right = sum(answer == one.target for answer, one in zip(answers, examples, strict=True))
     return 100 * right / len(examples)
 
 

@@ -1,4 +1,4 @@
-"""What stands in for self-attention learns: convolutions, the simpler simple recurrent unit, averages."""
+"""Replacements of self-attention learn: convolutions, SSRU, average attention."""
 
 from __future__ import annotations
 

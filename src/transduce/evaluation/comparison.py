@@ -146,7 +146,7 @@ def load_candidates(paths: Sequence[str | Path], folder: Path, overrides: Sequen
         recipe = run.recipe() if is_run else resolve(load_recipe(path, overrides))
         if is_run and (own := registry.user_classes(recipe)):  # code of a run directory is not executed
             raise InputError(
-                f"this run needs code of its own: {', '.join(own)}", where=str(path), remedy="give its recipe"
+                f"this run uses Python code of the user: {', '.join(own)}", where=str(path), remedy="give its recipe"
             )
         candidates[name] = Candidate(name, run, recipe, is_run)
     return list(candidates.values())

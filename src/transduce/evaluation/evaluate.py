@@ -48,7 +48,7 @@ from transduce.evaluation.text_metrics import (
     TokenisedBleu,
     WordErrorRate,
 )
-from transduce.recipe.user_code import load_user_class
+from transduce.recipe.recipe import load_user_class
 from transduce.storage import atomic_path
 
 _BUCKET_WIDTHS = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000]

@@ -39,6 +39,7 @@ from transduce.model import EncoderDecoder, Transducer
 from transduce.recipe import parse
 from transduce.recipe.build import complete_recipe
 from transduce.recipe.data import Corpus
+from transduce.synthetic import generate
 from transduce.synthetic.dates import split as split_dates
 
 WIDTH = 64
@@ -77,7 +78,7 @@ class ScoredSystem:
 
 
 def tasks(budget: Budget) -> list[LengthTask]:
-    """Reversed letters, written dates, and the pairs of the user, if any."""
+    """Reversed letters, written dates, generated translations, and the pairs of the user, if any."""
     words, characters = ({"kind": kind, "size": 2000} for kind in ("words", "chars"))
     data, test = letters(budget, symbols=SYMBOLS)
     found = [
@@ -89,8 +90,21 @@ def tasks(budget: Budget) -> list[LengthTask]:
     files = {"train": budget.write_pairs("dates-train", train), "dev": budget.write_pairs("dates-dev", dev)}
     files["cache"] = str(budget.folder / "cache")
     tokens = {"source": characters, "target": characters}
-    found.append(LengthTask("dates", files, dates, tokens, "exact", budget.pick(250, 800)))
+    found.append(LengthTask("dates", files, dates, tokens, "exact", budget.pick(800, 2000)))
+    found.append(_translations(budget, {"source": words, "target": words}))
     return [*found, *([] if budget.data is None else [_own_pairs(budget)])]
+
+
+def _translations(budget: Budget, tokens: Mapping[str, Any]) -> LengthTask:
+    """English sentences of a small grammar, in German; no sentence of the test occurs in training."""
+    parts = {
+        "train": generate("translations", 8000, 1),
+        "dev": generate("translations", 200, 1, held_out=True),
+        "test": generate("translations", budget.pick(500, 1000), 2, held_out=True),
+    }
+    data = {name: budget.write_pairs(f"translations-{name}", parts[name]) for name in ("train", "dev")}
+    data["cache"] = str(budget.folder / "cache")
+    return LengthTask("translation", data, list(parts["test"]), tokens, "exact", budget.pick(1200, 2000))
 
 
 def _own_pairs(budget: Budget) -> LengthTask:
@@ -187,7 +201,8 @@ BOTTLENECK = Claim(
     "Cho et al. 2014, On the Properties of Neural Machine Translation; Bahdanau et al. 2015, figure 2",
     "GRU models with attention and with one vector, of equal numbers of parameters, equal data and equal updates, "
     "scored by source length with bootstrap intervals; the difference is tested by approximate randomisation on the "
-    "same lines. With --data, the same on your own pairs, such as a translation corpus.",
+    "same lines. The tasks are reversed letters, dates, and translations of a small grammar; with --data, the same on "
+    "your own pairs, such as a translation corpus.",
     measure_bottleneck,
     frozenset({"data"}),
 )

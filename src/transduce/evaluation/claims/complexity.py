@@ -27,14 +27,17 @@ from transduce.evaluation.claims.claim import (
     Panel,
     Series,
     fitted_exponent,
+    power_law,
 )
-from transduce.layers.feed_forward import GatedConvolution
+from transduce.layers.convolution import GatedConvolution
 from transduce.layers.option_groups import AttentionOptions, SublayerOptions
 from transduce.layers.recurrent import RecurrentStack
 
 KERNEL = 3
 MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "mkldnn", "linear", "matmul")
 TOLERANCE = 0.2  # of an exponent
+WIDTH, WIDTHS, LONG = 64, (32, 64, 128), 1024  # d for several T, and several d for one T
+FUSED = "self-attention, fused"
 
 
 class RecurrentLayer(nn.Module):
@@ -100,7 +103,7 @@ class LayerKind:
     parameters: Callable[[int], int]
     operations: Callable[[int, int], int]  # multiplications and additions
     exponents: tuple[float | None, float | None]  # of the operations in T and d; None: a sum of two powers
-    memory: float  # exponent in T of what the backward pass needs
+    memory: tuple[float, float]  # exponents in T and d of what the backward pass needs, for T > d
     path: Callable[[int], float]  # between the first and the last row
     steps: Callable[[int], float]  # matrix products that must run one after another
 
@@ -111,7 +114,7 @@ KINDS = {
         lambda d: 2 * d * d + 2 * d,
         lambda t, d: 4 * t * d * d,
         (1, 2),
-        1,
+        (1, 1),
         lambda t: t,
         lambda t: t,
     ),
@@ -120,19 +123,19 @@ KINDS = {
         lambda d: 2 * KERNEL * d * d + 2 * d,
         lambda t, d: 4 * KERNEL * t * d * d,
         (1, 2),
-        1,
+        (1, 1),
         lambda t: math.ceil((t - 1) / (KERNEL - 1)),
         lambda t: 1,
     ),
     "self-attention, no projections": LayerKind(
-        AttentionLayer, lambda d: 0, lambda t, d: 4 * t * t * d, (2, 1), 2, lambda t: 1, lambda t: 2
+        AttentionLayer, lambda d: 0, lambda t, d: 4 * t * t * d, (2, 1), (2, 0), lambda t: 1, lambda t: 2
     ),
     "self-attention": LayerKind(
         lambda d: AttentionLayer(d, "all"),
         lambda d: 4 * d * d + 4 * d,
         lambda t, d: 8 * t * d * d + 4 * t * t * d,
         (None, None),
-        2,
+        (2, 0),
         lambda t: 1,
         lambda t: 4,
     ),
@@ -214,16 +217,17 @@ def saved_bytes(layer: nn.Module, length: int, width: int) -> int:
 
 
 def seconds(layer: nn.Module, length: int, width: int, device: str, repeats: int) -> float:
-    """The shortest of several forward passes."""
+    """The shortest of several forward passes: processor time, which other programs disturb less, or time on a GPU."""
+    clock = time.perf_counter if device.startswith("cuda") else time.process_time
     layer, values, best = layer.to(device), torch.randn(1, length, width, device=device), math.inf
     with torch.inference_mode():
         for _ in range(repeats):
             synchronise(device)
-            began = time.perf_counter()
+            began = clock()
             layer(values)
             synchronise(device)
-            best = min(best, time.perf_counter() - began)
-    return best
+            best = min(best, clock() - began)
+    return max(best, 1e-9)
 
 
 def synchronise(device: str) -> None:
@@ -231,40 +235,54 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
+Curves = dict[str, list[float]]
+Sizes = Sequence[tuple[int, int]]  # T and d
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Operations, stored bytes and seconds of every kind of layer, at several sizes."""
+
+    operations: Curves
+    memory: Curves
+    seconds: Curves
+
+
+def costs(sizes: Sizes, device: str, repeats: int) -> Costs:
+    found = Costs({}, {}, {})
+    for name, kind in KINDS.items():
+        layers = [(kind.make(d), t, d) for t, d in sizes]
+        found.operations[name] = [operations(*one) for one in layers]
+        found.memory[name] = [saved_bytes(*one) for one in layers]
+        found.seconds[name] = [seconds(*one, device, repeats) for one in layers]
+    fused = [(AttentionLayer(d, "all", stored=False), t, d) for t, d in sizes]
+    found.memory[FUSED] = [saved_bytes(*one) for one in fused]
+    found.seconds[FUSED] = [seconds(*one, device, repeats) for one in fused]
+    return found
+
+
 def measure_complexity(budget: Budget) -> Measurement:
     device = "cuda" if budget.device == "auto" and torch.cuda.is_available() else budget.device.replace("auto", "cpu")
-    lengths, widths = budget.pick([256, 512, 1024], [256, 512, 1024, 2048]), [32, 64, 128]
-    counts, memory, times = _by_length(lengths, 64, device, budget.pick(10, 30))
-    wide: Curves = {name: [operations(kind.make(d), 64, d) for d in widths] for name, kind in KINDS.items()}
+    lengths, repeats = budget.pick([256, 512, 1024], [256, 512, 1024, 2048]), budget.pick(10, 30)
+    long = costs([(t, WIDTH) for t in lengths], device, repeats)
+    wide = costs([(LONG, d) for d in WIDTHS], device, repeats)
     paths: Curves = {name: [path_length(name, t) for t in (8, 16, 32)] for name in [*KINDS, DILATED]}
     steps: Curves = {name: [sequential_steps(kind.make(8), t, 8) for t in (8, 16, 32)] for name, kind in KINDS.items()}
+    crossovers = {"operations": crossover(lengths, long.operations), "time": crossover(lengths, long.seconds)}
+    rows = list(crossovers.items())
     tables = [
-        _formula_table(lengths[-1], 64),
-        _exponent_table(lengths, widths, counts, wide, memory, times),
+        _formula_table(lengths[-1], WIDTH),
+        _exponent_table(lengths, long, wide),
         _dependency_table(steps, paths),
+        ClaimTable(f"T at which self-attention costs as much as recurrence, d = {WIDTH}", ["cost", "T"], rows),
     ]
-    checks = [*_count_checks(lengths, widths, counts, wide, memory), *_dependency_checks(steps, paths)]
-    checks.append(_crossover(lengths, 64, counts))
-    return Measurement(tables, _panels(lengths, counts, memory, times, paths), checks)
-
-
-Curves = dict[str, list[float]]
-
-
-def _by_length(lengths: Sequence[int], width: int, device: str, repeats: int) -> tuple[Curves, Curves, Curves]:
-    """Operations, stored bytes and seconds of every kind."""
-    counts: Curves = {}
-    memory: Curves = {}
-    times: Curves = {}
-    for name, kind in KINDS.items():
-        layer = kind.make(width)
-        counts[name] = [operations(layer, t, width) for t in lengths]
-        memory[name] = [saved_bytes(layer, t, width) for t in lengths]
-        times[name] = [seconds(layer, t, width, device, repeats) for t in lengths]
-    fused = AttentionLayer(width, "all", stored=False)
-    times["self-attention, fused"] = [seconds(fused, t, width, device, repeats) for t in lengths]
-    memory["self-attention, fused"] = [saved_bytes(fused.cpu(), t, width) for t in lengths]
-    return counts, memory, times
+    cheaper = Check(
+        "self-attention needs fewer operations than recurrence while T < d",
+        abs(crossovers["operations"] / WIDTH - 1) < 0.1,
+        {"crossover T": crossovers["operations"], "d": float(WIDTH)},
+    )
+    checks = [*_count_checks(lengths, long, wide), *_dependency_checks(steps, paths), cheaper]
+    return Measurement(tables, _panels(lengths, long, wide, paths), checks)
 
 
 def _formula_table(length: int, width: int) -> ClaimTable:
@@ -285,24 +303,17 @@ def _formula_table(length: int, width: int) -> ClaimTable:
     return ClaimTable(f"One layer, T = {length}, d = {width}", columns, rows)
 
 
-def _exponent_table(
-    lengths: Sequence[int], widths: Sequence[int], counts: Curves, wide: Curves, memory: Curves, times: Curves
-) -> ClaimTable:
-    rows = []
+def _exponent_table(lengths: Sequence[int], long: Costs, wide: Costs) -> ClaimTable:
+    rows: list[list[str | float | None]] = []
     for name, kind in KINDS.items():
-        rows.append(
-            (
-                name,
-                kind.exponents[0],
-                fitted_exponent(lengths, counts[name]),
-                kind.exponents[1],
-                fitted_exponent(widths, wide[name]),
-                fitted_exponent(lengths, memory[name]),
-                fitted_exponent(lengths, times[name]),
-            )
-        )
-    columns = ["layer", "T, formula", "T, counted", "d, formula", "d, counted", "T, memory", "T, time"]
-    return ClaimTable("Exponents: operations grow as T^a d^b, memory and time as T^a", columns, rows)
+        row: list[str | float | None] = [name]
+        for number, (sizes, found) in enumerate(((lengths, long), (WIDTHS, wide))):
+            curves = (found.operations, found.memory, found.seconds)
+            row += [kind.exponents[number], *(fitted_exponent(sizes, curve[name]) for curve in curves)]
+        rows.append(row)
+    columns = [f"{symbol}, {what}" for symbol in "Td" for what in ("formula", "operations", "memory", "time")]
+    title = f"Exponents a and b: costs grow as T^a at d = {WIDTH}, and as d^b at T = {LONG}"
+    return ClaimTable(title, ["layer", *columns], rows)
 
 
 def _dependency_table(steps: Curves, paths: Curves) -> ClaimTable:
@@ -311,17 +322,16 @@ def _dependency_table(steps: Curves, paths: Curves) -> ClaimTable:
     return ClaimTable("Sequential steps and path length, traced", columns, rows)
 
 
-def _count_checks(
-    lengths: Sequence[int], widths: Sequence[int], counts: Curves, wide: Curves, memory: Curves
-) -> list[Check]:
-    equal = {name: counts[name][-1] / kind.operations(lengths[-1], 64) for name, kind in KINDS.items()}
+def _count_checks(lengths: Sequence[int], long: Costs, wide: Costs) -> list[Check]:
+    counts = long.operations
+    equal = {name: counts[name][-1] / kind.operations(lengths[-1], WIDTH) for name, kind in KINDS.items()}
     pairs = {
-        f"{name}, {symbol}": (formula, fitted_exponent(sizes, curves[name]))
+        f"{name}, {what} in {symbol}": (formula, fitted_exponent(sizes, curves[name]))
         for name, kind in KINDS.items()
-        for symbol, formula, sizes, curves in (
-            ("T", kind.exponents[0], lengths, counts),
-            ("d", kind.exponents[1], widths, wide),
-            ("memory", kind.memory if kind.exponents[0] is not None else None, lengths, memory),
+        for number, (symbol, sizes, found) in enumerate((("T", lengths, long), ("d", WIDTHS, wide)))
+        for what, formula, curves in (
+            ("operations", kind.exponents[number], found.operations),
+            ("memory", kind.memory[number] if kind.exponents[number] is not None else None, found.memory),
         )
         if formula is not None
     }
@@ -358,25 +368,25 @@ def _dependency_checks(steps: Curves, paths: Curves) -> list[Check]:
     ]
 
 
-def _crossover(lengths: Sequence[int], width: int, counts: Curves) -> Check:
-    """Where self-attention without projections needs as many operations as a recurrent layer: on the fitted lines."""
-    one, other = counts["self-attention, no projections"], counts["recurrent"]
-    slopes = [fitted_exponent(lengths, curve) for curve in (one, other)]
-    gap = math.log(other[0] / one[0]) / (slopes[0] - slopes[1])
-    length = lengths[0] * math.exp(gap)
-    numbers = {"crossover T": length, "d": float(width)}
-    return Check("self-attention is cheaper than recurrence while T < d", abs(length / width - 1) < 0.1, numbers)
+def crossover(lengths: Sequence[int], curves: Curves) -> float:
+    """The T at which self-attention without projections costs as much as a recurrent layer: on the fitted lines."""
+    (factor, slope), (other_factor, other_slope) = (
+        power_law(lengths, curves[name]) for name in ("self-attention, no projections", "recurrent")
+    )
+    return float((other_factor / factor) ** (1 / (slope - other_slope)))
 
 
-def _panels(lengths: Sequence[int], counts: Curves, memory: Curves, times: Curves, paths: Curves) -> list[Panel]:
-    def panel(title: str, unit: str, curves: Curves, x: Sequence[int] = lengths) -> Panel:
+def _panels(lengths: Sequence[int], long: Costs, wide: Costs, paths: Curves) -> list[Panel]:
+    def panel(title: str, unit: str, curves: Curves, x: Sequence[int] = lengths, symbol: str = "T") -> Panel:
         series = [Series(name, list(x), values) for name, values in curves.items()]
-        return Panel(title, "T", unit, series, log_x=True, log_y=True)
+        return Panel(title, symbol, unit, series, log_x=True, log_y=True)
 
     return [
-        panel("Operations, d = 64", "operations", counts),
-        panel("Memory for the backward pass", "bytes", memory),
-        panel("Time of a forward pass", "seconds", times),
+        panel(f"Operations, d = {WIDTH}", "operations", long.operations),
+        panel(f"Memory for the backward pass, d = {WIDTH}", "bytes", long.memory),
+        panel(f"Time of a forward pass, d = {WIDTH}", "seconds", long.seconds),
+        panel(f"Memory for the backward pass, T = {LONG}", "bytes", wide.memory, WIDTHS, "d"),
+        panel(f"Time of a forward pass, T = {LONG}", "seconds", wide.seconds, WIDTHS, "d"),
         panel("Path from the first to the last row", "steps or layers", paths, (8, 16, 32)),
     ]
 
@@ -390,6 +400,7 @@ COMPLEXITY = Claim(
     "chain of matrix products in which each needs the result of the one before; the path length is the smallest number "
     "of steps or layers through which the gradient of the last row reaches the first; memory is what autograd stores "
     "for the backward pass. Exponents are fitted by least squares of the logarithms. Times are the shortest of several "
-    "passes; they depend on the machine and are shown, not checked. Fused attention does not store its T x T weights.",
+    "passes, in processor time on a CPU; they depend on the machine and are shown, not checked. "
+    "Fused attention does not store its T x T weights.",
     measure_complexity,
 )

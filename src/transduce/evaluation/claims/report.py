@@ -277,7 +277,7 @@ def markdown(claim: Claim, record: ClaimRecord) -> str:
     """The page of a claim for the documentation; its figure is NAME.png beside it."""
     measurement = record.measurement
     options = [f"--{name}" for name in ("quick",) if record.settings.get(name)]
-    options += [f"--{name} {record.settings[name].upper()}" for name in ("data", "model") if name in record.settings]
+    options += [f"--{name} {record.settings[name]}" for name in ("data", "model") if name in record.settings]
     title = claim.name.capitalize().replace("-", " ")
     lines = [f"# {title}", "", f"> {claim.statement}", "", f"{claim.source}.", "", claim.method]
     lines += ["", "```sh", f"transduce claims {claim.name} {' '.join(options)}".rstrip(), "```"]
