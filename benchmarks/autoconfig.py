@@ -28,6 +28,8 @@ from rich.table import Table
 LOW, MEDIUM = ("ice", "khm", "lav", "slv"), ("bul", "hbs_latn")  # the other languages are held out
 INFLECTION = ("russian", "hungarian")  # Hebrew and Spanish are held out
 SIZES = ("low", "medium", "high")
+LANGUAGES = ("en", "de")  # of Multi30k
+METRICS = ("exact", "bleu")  # the first that a data set has is the one of the tables
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,19 @@ def character_sets(data: Path, folder: Path) -> Iterator[DataSet]:
         for size, steps in zip(SIZES, (1500, 3000, 8000), strict=True):
             train = _reordered(data / "inflection2017" / f"{language}-train-{size}.tsv", folder)
             yield DataSet(f"inflect-{language}-{size}", f"inflect {size}", "inflect", train, dev, "exact", steps)
+
+
+def sentence_sets(data: Path, folder: Path) -> Iterator[DataSet]:
+    """Multi30k from English to German: lower-cased, tokenised text, its pieces joined to words."""
+    files = {}
+    for name in ("train", "val"):
+        sides = [
+            (data / "multi30k" / "bpe" / f"{name}.{language}").read_text(encoding="utf-8") for language in LANGUAGES
+        ]
+        pairs = zip(*(side.replace("@@ ", "").splitlines() for side in sides), strict=True)
+        files[name] = folder / f"multi30k-{name}.tsv"
+        files[name].write_text("".join("\t".join(pair) + "\n" for pair in pairs), encoding="utf-8")
+    yield DataSet("multi30k-en-de", "sentences", "translate", str(files["train"]), str(files["val"]), "bleu", 8000)
 
 
 def _reordered(path: Path, folder: Path) -> str:
@@ -236,8 +251,32 @@ SCHEDULE_VARIANTS = (
     Variant("gru 128, stable 1e-3", _recurrent("gru", 128, 1, 0.3), _schedule(1e-3, 2048, **WARMUP_STABLE_DECAY)),
     Variant("lstm 128 x 2, cosine", _recurrent("lstm", 128, 2, 0.3), _schedule(2e-3, 2048)),
 )
+
+
+def _cosine(updates: int, rate: float) -> Variant:
+    """The network that is chosen for sentences, with a cosine schedule of so many updates."""
+    check = updates // 5
+    return Variant(
+        f"cosine, {updates:,} updates, {rate:g}",
+        settings=(
+            f"training.steps={updates}",
+            f"training.optimiser.learning_rate={rate}",
+            f"training.schedule={{kind: cosine, warmup: {updates // 12}}}",
+            f"training.validate_every={check}",
+            f"training.checkpoint_every={check}",
+            "training.patience=null",
+            "training.average_checkpoints=3",
+        ),
+    )
+
+
+SENTENCE_VARIANTS = (
+    Variant("chosen"),
+    *(_cosine(*one) for one in ((3500, 3e-3), (3500, 5e-3), (5000, 5e-3), (8000, 5e-3))),
+)
 GRIDS = {
     "characters": (character_sets, CHARACTER_VARIANTS),
+    "sentences": (sentence_sets, SENTENCE_VARIANTS),
     "schedules": (character_sets, SCHEDULE_VARIANTS),
 }
 MIXED = ("hard monotonic, 2 layers", "edit transducer", "lstm 256 x 2", "transformer 256 x 4, rotary")
@@ -333,6 +372,10 @@ def _timed(
     return Trial(dataset.name, dataset.group, name, seed, scores, steps, seconds, parameters, device, failed)
 
 
+def score_of(scores: Mapping[str, float]) -> float:
+    return next(scores[metric] for metric in METRICS if metric in scores)
+
+
 def show(trials: list[Trial], console: Console) -> None:
     """The mean development score of each group and variant."""
     groups = sorted({trial.group for trial in trials})
@@ -343,7 +386,7 @@ def show(trials: list[Trial], console: Console) -> None:
     for name, mine in by_variant.items():
         cells = []
         for group in groups:
-            scores = [trial.scores["exact"] for trial in mine if trial.group == group and trial.scores]
+            scores = [score_of(trial.scores) for trial in mine if trial.group == group and trial.scores]
             cells.append(f"{mean(scores):.1f} ({len(scores)})" if scores else "")
         seconds = mean(trial.seconds for trial in mine)
         table.add_row(name, *cells, f"{seconds:.0f}", str(sum(bool(trial.failed) for trial in mine)))
@@ -368,7 +411,7 @@ def collect(tasks: Mapping[Future[Trial | None], Any], output: Path, trials: lis
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoconfig", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with g2p2021 and inflection2017")
+    parser.add_argument("--data", type=Path, required=True, help="folder with g2p2021 and inflection2017, or multi30k")
     parser.add_argument("--grid", choices=list(GRIDS), default="characters")
     parser.add_argument("--only", nargs="*", default=[], help="variants, by name")
     parser.add_argument("--sets", nargs="*", default=[], help="groups of data sets, by name")

@@ -305,7 +305,35 @@ def scale_page() -> str:
         f"process ({measured['tokens']:,} tokens, model `{measured['size']}`): efficiency {' and '.join(ratios)}."
     )
     page = _with_block((FOLDER / "scale.md").read_text(encoding="utf-8"), "Costs", [*lines, "", ""])
+    page = _with_block(page, "Overhead", _overhead_lines())
+    page = _with_block(page, "Losses", _loss_lines())
     return _with_block(page, "Preparations", _preparation_table())
+
+
+def _loss_lines() -> list[str]:
+    """How far the losses of two processes are from those of one, over all models of the laws."""
+    record = json.loads(RECORDS.with_name("parallel-losses.json").read_text(encoding="utf-8"))
+    found = record["largest_difference"]
+    text = (
+        f"Recorded over {record['models']} models, among them all of the laws, {record['updates']} updates "
+        f"each: the largest difference of a loss, relative where the loss is above 1, is {found['ddp']:.1e} with `ddp` "
+        f"and {max(found['fsdp'], found['fsdp by layer']):.1e} with `fsdp`."
+    )
+    return ["", text, "", ""]
+
+
+def _overhead_lines() -> list[str]:
+    """The cost of FSDP on one GPU, by the records that there are."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in RECORDS.parent.glob("sharding-*-cuda-1.json")]
+    if not records:
+        return ["", "There is no record of it yet.", "", ""]
+    lines = ["", "| model | tokens | one process (ms) | with CUDA graphs (ms) | `fsdp` (ms) | overhead | machine |"]
+    lines.append("|---|---:|---:|---:|---:|---:|---|")
+    for one in sorted(records, key=lambda record: str(record["size"])):
+        cells = [one["size"], f"{one['tokens']:,}", *(f"{1e3 * one[key]:.1f}" for key in ("one", "one_cuda_graphs"))]
+        cells += [f"{1e3 * one['fsdp']:.1f}", f"{one['fsdp'] / one['one'] - 1:.1%}", one["machine"]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", ""]
 
 
 def _preparation_table() -> list[str]:
@@ -360,12 +388,13 @@ def interop_page() -> str:
     rows = json.loads(TOOLKITS.read_text(encoding="utf-8")).values()
     lines = [
         "",
-        "| toolkit | version | model | log-probabilities | greedy | beam of 4 |",
-        "|---|---|---|---:|---:|---:|",
+        "| toolkit | version | model | log-probabilities | greedy | beam of 4 | export |",
+        "|---|---|---|---:|---:|---:|---|",
     ]
     for row in sorted(rows, key=lambda row: (row["toolkit"], row["settings"])):
         outputs = [" of ".join(map(str, row[name])) if name in row else "" for name in ("greedy", "beam")]
-        facts = (row["toolkit"], row["version"], row["settings"], f"{row['score']:.0e}", *outputs)
+        export = f"as `{row['export']}`" if row.get("export") else ""
+        facts = (row["toolkit"], row["version"], row["settings"], f"{row['score']:.0e}", *outputs, export)
         lines.append(f"| {' | '.join(facts)} |")
     page = _with_block((FOLDER / "interop.md").read_text(encoding="utf-8"), "Toolkits", [*lines, "", ""])
     return _with_block(_with_block(page, "ONNX", _onnx_table()), "Families", _family_table())
@@ -468,7 +497,8 @@ def _trials() -> list[str]:
     for trial in map(json.loads, lines):
         if trial["scores"]:
             name = f"{trial['group']}: {trial['dataset'].partition('-')[2]}"
-            scores.setdefault(trial["variant"], {}).setdefault(name, []).append(trial["scores"]["exact"])
+            found = next(trial["scores"][metric] for metric in ("exact", "bleu") if metric in trial["scores"])
+            scores.setdefault(trial["variant"], {}).setdefault(name, []).append(found)
     names = sorted({name for found in scores.values() for name in found})
     table = ["", f"| variant | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     for variant in sorted(scores):
@@ -483,14 +513,15 @@ def _speedruns() -> list[str]:
     lines = (FOLDER.parent / "benchmarks" / "results" / "speedrun.jsonl").read_text(encoding="utf-8").splitlines()
     table = [
         "",
-        "| run | machine | score | goal | seconds | goal | most of them |",
-        "|---|---|---:|---:|---:|---:|---|",
+        "| run | changes | machine | score | goal | seconds | goal | most of them |",
+        "|---|---|---|---:|---:|---:|---:|---|",
     ]
     for one in map(json.loads, lines):
+        changes = ", ".join(f"`{setting}`" for setting in re.findall(r"training\.\w+=(?:\{.*?\}|\S+)", one["command"]))
         goal, parts = one["goal"], sorted(one["parts"].items(), key=lambda part: -part[1][0])[:4]
         most = ", ".join(f"{name} {wall:.0f}" for name, (wall, _) in parts)
         score = f"{one['score']:.4g} {goal['metric'].replace('_', ' ')} | {goal['value']:g}"
-        cells = (one["name"], one["machine"], score, f"{one['seconds']:.0f}", f"{goal['seconds']:g}", most)
+        cells = (one["name"], changes, one["machine"], score, f"{one['seconds']:.0f}", f"{goal['seconds']:g}", most)
         table.append(f"| {' | '.join(cells)} |")
     return [*table, "", ""]
 

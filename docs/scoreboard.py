@@ -39,7 +39,7 @@ TRIED = {
     "multi30k-en-de": "Pre-norm and post-norm, length penalties 0.6 and 1.0, the last weights instead of their "
     "mean ([results](results.md)): 40.6 to 41.1.",
     "cmudict": "An LSTM with additive attention; five of them are the row `cmudict-ensemble`. On development words, "
-    "Transformers of width 256 with rotary positions are not better: 77.8 % right after 8,000 updates of 32,768 tokens.",
+    "Transformers of width 256 with rotary positions were not better.",
     "cmudict-ensemble": "Five models of one recipe, with different seeds; no mixture of networks.",
     "g2p2021-low": f"{LETTERS}. The baseline is an ensemble, and this is one model.",
     "g2p2021-low-ensemble": f"{LETTERS}, here five models of the same kind.",

@@ -42,6 +42,21 @@ def test_every_variant_is_a_recipe_for_every_data_set(data, tmp_path):
             assert recipe.data.test == ()  # settings are chosen on development data
 
 
+def test_sentences_are_joined_and_every_schedule_is_a_recipe(tmp_path):
+    pieces = tmp_path / "multi30k" / "bpe"
+    pieces.mkdir(parents=True)
+    for name in ("train", "val"):
+        for language in autoconfig.LANGUAGES:
+            lines = "".join(f"a dog number {number} ru@@ ns in the park .\n" for number in range(120))
+            (pieces / f"{name}.{language}").write_text(lines, encoding="utf-8")
+    (dataset,) = autoconfig.sentence_sets(tmp_path, tmp_path)
+    assert Path(dataset.dev).read_text().splitlines()[7].split("\t")[0] == "a dog number 7 runs in the park ."
+    recipes = [autoconfig.recipe_of(dataset, variant, 3, "cpu", 1.0) for variant in autoconfig.SENTENCE_VARIANTS]
+    assert [one.training.steps for one in recipes[1:]] == [3500, 3500, 5000, 8000]
+    assert all(complete_recipe(one).training.schedule.kind == "cosine" for one in recipes[1:])
+    assert autoconfig.score_of({"chrf": 60.0, "bleu": 40.0}) == 40.0
+
+
 def test_a_trial_has_scores_and_a_failure_is_recorded(data, tmp_path, capsys):
     dataset = next(autoconfig.character_sets(data, tmp_path))
     small = autoconfig.Variant("small", autoconfig._recurrent("gru", 8, 1, 0.0))

@@ -383,13 +383,13 @@ TASKS = {
         {
             "tokens": {"source": _CHARACTERS, "target": _CHARACTERS},
             "model": {
-                "encoder": {**_GRU, "dropout": 0.0},
+                "encoder": {**_GRU, "width": 128, "dropout": 0.0},
                 "decoder": {**_GRU, "width": 128, "dropout": 0.0, "context": _ATTENTION},
             },
             "training": {
-                "steps": 2000,
+                "steps": 2600,
                 "batch_tokens": 2048,
-                "optimiser": {"learning_rate": 4e-3},
+                "optimiser": {"learning_rate": 6e-3},
                 "schedule": {"kind": "linear", "warmup": 100},
                 **_TRAINING,
             },
