@@ -18,11 +18,17 @@ LOAD = {**COUNTS, **TIMES}
 def rows(**changes: Any) -> list[dict[str, Any]]:
     """Rows of a record that meets all goals, but for changes of the row `steady`."""
     peers = [
-        {"setting": f"{count} clients", "name": name, "requests_per_second": speed, "p99_ms": late}
+        {
+            "setting": f"{count} clients",
+            "name": name,
+            "requests_per_second": speed,
+            "p99_ms": late,
+            "processor_ms": work,
+        }
         for count in (1, 16, 64)
-        for name, speed, late in (
-            ("transduce", 1600.0, 80.0),
-            *((peer, 1000.0, 90.0) for peer in serving_figures.PEERS),
+        for name, speed, late, work in (
+            ("transduce", 1600.0, 80.0, 0.5),
+            *((peer, 1000.0, 90.0, 0.9) for peer in serving_figures.PEERS),
         )
     ]
     return [
@@ -57,6 +63,7 @@ def test_goals_are_compared_with_the_record(tmp_path: Path) -> None:
     text = table(tmp_path, {"serve": rows(), "serve-soak": [soak]})
     assert "All of these goals are met." in text
     assert "CTranslate2 as it comes: throughput | at least 1.5 times | 1.60 times: 1,600 and 1,000 requests" in text
+    assert "0.50 and 0.90 ms of processor time each" in text
     assert "missed" not in text
     changed = {"serve": rows(wrong=1, p50_ms=151.0), "serve-soak": [{**soak, "rss_growth": 0.06}]}
     text = table(tmp_path, changed)

@@ -254,8 +254,10 @@ FILE_RECIPES = sorted(
 
 @pytest.mark.parametrize("path", FILE_RECIPES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_sources_that_are_files_have_shapes_too(path: Path) -> None:
-    rows = {(row.section, row.name): row for row in explain_shapes(load(str(path)))}
-    source, memory = rows["training: batch", "source.values"], rows["training: memory", "values"]
+    recipe = load(str(path))
+    rows = {(row.section, row.name): row for row in explain_shapes(recipe)}
+    name = next(iter(recipe.data.sources)) if len(recipe.data.sources) > 1 else "source"
+    source, memory = rows["training: batch", f"{name}.values"], rows["training: memory", "values"]
     assert len(source.sizes) > 2
     assert memory.letters.split()[:2] == ["B", "S"]
     assert memory.sizes[1] == rows["training: memory", "mask"].sizes[1]

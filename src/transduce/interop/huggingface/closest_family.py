@@ -52,10 +52,11 @@ def _weight_names(folder: Path) -> Collection[str]:
 
 
 def _table(family: Family, config: Config, names: Names) -> WeightMap | None:
-    """The weights of a family with the sizes of this config; None where it lacks a size that the family needs."""
+    """The weights of a family with the sizes of this config; None where it lacks a size or names a part, such as
+    another encoder, that the family does not have."""
     try:
         return family.weight_map(family.flatten(config), list(names.values()))
-    except InputError:
+    except (InputError, KeyError):
         return None
 
 
