@@ -89,20 +89,26 @@ OPENED = [
 @pytest.mark.parametrize("strategy", [Beam(width=3), Greedy(), Sample(width=2)], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("case", OPENED)
 def test_sources_enter_and_leave_an_open_search_between_steps(case, strategy, replayed):
-    """One or two at a time, beside others at other tokens; one is cancelled. Each finds what it finds alone."""
+    """One or two at a time, beside others at other tokens; one is cancelled. Each finds what it finds alone.
+
+    Captured steps are launched before their results are asked for, every second time.
+    """
     model, graphs = make(case), None if OPENED.index(case) % 2 else replayed
     longest, found = torch.tensor([5, 3, 6, 2, 5, 4, 6, 6]), {}
     opened = OpenSearch(model, strategy, SearchShape(4, 8, 0, 6), graphs=graphs)
     assert opened.free == (4 if graphs is None else 1)
     waiting, cancelled = [0, 1, 7, 2, 3, 4, 5], 7
     for step in range(40):
-        if 7 not in waiting and step:
-            opened.cancel([cancelled])
         for number in waiting[: 1 + step % 2 if opened.free else 0]:
             if opened.free and opened.add([number], alone(number, longest)):
                 waiting.remove(number)
+        if step % 2:
+            assert opened.launch() == (graphs is not None and opened.active > 0)
+            if cancelled not in waiting:
+                opened.cancel([cancelled])
         found.update(opened.advance())
     assert not opened.active
+    assert cancelled not in found
     wanted = search(model, whole().select(torch.arange(6)), strategy, max_lengths=longest[:6], seeds=SEEDS[:6])
     same([found[number] for number in range(6)], wanted)
 

@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contract_fixtures import CPUSearchGraph
 
+from transduce.decoding.continuous_batching import OpenSearch
 from transduce.inference import Model, load
 from transduce.inference.protected_spans import KINDS
 from transduce.inference.terminology import Constraints
+from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.serving.engine import Engine, FairQueue, QueuedRow, Task
 from transduce.serving.metrics import Metrics
 from transduce.serving.model_service import EngineOptions, ModelService
@@ -50,6 +53,16 @@ def serve() -> Iterator[Serve]:
     yield start
     for one in started:
         one.close()
+
+
+@pytest.fixture
+def captured(attention_run: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """A model whose steps are captured and launched as on a GPU."""
+    monkeypatch.setattr("transduce.serving.engine.native_encoder_decoder", lambda network: None)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", CPUSearchGraph)
+    model = load(attention_run)
+    model.searcher.graphs = SearchGraphs()
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +123,80 @@ def test_outputs_do_not_depend_on_the_neighbours(run: str, request: pytest.Fixtu
         (offline,) = model.generate(one.sources, **changes)
         assert [row.text for row in found.outputs[0]] == [row.text for row in offline.nbest]
         assert found.best[0].score == pytest.approx(offline.score, abs=1e-3)
+
+
+@pytest.mark.parametrize("computing", [False, True], ids=["fast device", "slow device"])
+def test_outputs_are_made_while_captured_steps_are_computed(
+    captured: Model, words: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch, computing: bool
+) -> None:
+    """More clients than slots, beside a stream and requests that fail: all outputs are those of `generate`."""
+    monkeypatch.setattr(OpenSearch, "computing", computing)
+    wanted = [one.text for one in words.generate(TEXTS)]
+    service = serve(captured, max_batch=8)
+
+    async def ask(text: str) -> list[str]:
+        return [(await service.generate(GenerationRequest((text,)))).best[0].text for _ in range(3)]
+
+    async def listen() -> str:
+        return "".join([one.text async for one in service.stream(GenerationRequest((TEXTS[2],)))])
+
+    async def fail() -> None:
+        with pytest.raises(DeadlineExceeded):
+            await service.generate(GenerationRequest((TEXTS[0],), deadline=1e-9))
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*map(ask, TEXTS), listen(), fail())
+
+    *found, streamed, _ = asyncio.run(all_of_them())
+    assert found == [[text] * 3 for text in wanted]
+    assert streamed == wanted[2]
+    assert captured.searcher.graphs is not None
+    assert captured.searcher.graphs.replayed
+    assert service.load == 0
+
+
+@pytest.mark.parametrize("failing", ["launch", "advance"])
+def test_a_captured_search_that_fails_is_dropped(
+    captured: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """The client learns of the error though no other task follows, and the next request is answered."""
+    service, request = serve(captured), GenerationRequest((TEXTS[0],))
+
+    def fail(_: OpenSearch) -> None:
+        raise RuntimeError("the device failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenSearch, failing, fail)
+        with pytest.raises(RuntimeError, match="the device failed"):
+            asyncio.run(asyncio.wait_for(service.generate(request), 60))
+    assert asyncio.run(service.generate(request)).best[0].text == captured.generate([TEXTS[0]])[0].text
+
+
+def test_an_event_loop_is_woken_once_for_tasks_that_end_together(words: Model) -> None:
+    class Loop(asyncio.SelectorEventLoop):
+        calls = 0
+
+        def call_soon_threadsafe(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
+            self.calls += 1
+            return super().call_soon_threadsafe(*arguments, **options)
+
+    loop, ended = Loop(), list[int]()
+    engine = Engine("model", words, Metrics())
+
+    def submit() -> None:
+        for number in range(5):
+            task = Task(lambda: ([], words.settings()), lambda found: 0, lambda *_, n=number: ended.append(n), loop)  # type: ignore[misc]
+            engine.submit(task)
+
+    engine.call(submit)
+    engine.stop()
+    engine.join()
+    assert loop.calls == 1
+    assert not ended
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert ended == [0, 1, 2, 3, 4]
 
 
 def test_samples_are_those_of_generate(words: Model, serve: Serve) -> None:

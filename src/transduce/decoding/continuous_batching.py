@@ -21,7 +21,7 @@ from transduce.contracts import LogitsProcessor, Strategy
 from transduce.decoding.search import FREE, SearchLoop, SourceGroup, Stepper, common_prefix, search, unshared
 from transduce.decoding.search_state import COLUMN_MULTIPLE, InputShape, SearchInput, padded_input
 from transduce.flow import Batch, Hypothesis, LexicalConstraints, Padded
-from transduce.kernels.beam_update import BeamState
+from transduce.kernels.beam_update import BeamState, FinishedHypotheses
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.model import Transducer
 
@@ -175,6 +175,9 @@ class OpenSearch(SearchLoop):
         self.refills = True  # False: sources enter only when no other is left
         self.device = next(model.parameters()).device
         self._beams: BeamState | None = None
+        self._launched: Tensor | None = None  # B, on the device: the sources that are active after the launched steps
+        self._end_of_steps: torch.cuda.Event | None = None
+        self._host_copy: BeamState | None = None  # of the hypotheses, while they do not change
         self._first_capacity = stepper.capacity
 
     @property
@@ -196,7 +199,7 @@ class OpenSearch(SearchLoop):
     @torch.inference_mode()
     def add(self, numbers: Sequence[int], request: SearchRequest) -> bool:
         """Begins these sources; False: they cannot enter beside the ones of the search, and have to wait."""
-        capturable = self.stepper.capturable
+        capturable, self._host_copy = self.stepper.capturable, None
         shape = InputShape(self._group_size, self.shape.source_columns, self.shape.prefix_columns)
         group = SourceGroup(torch.tensor(numbers), partial(_input, self.stepper, request, shape, self.device))
         if self._beams is None and not capturable:
@@ -207,7 +210,7 @@ class OpenSearch(SearchLoop):
             return True
         self.waiting.append(group)
         beams = self._with_room(self._open(group) if self._beams is None else self._beams, len(numbers))
-        self._beams, _ = self._admit(beams, beams.active.cpu())
+        self._beams, _ = self._admit(beams, self.sources != FREE)
         if self.rejected:
             self.rejected, self.refills = [], False
             return False
@@ -240,15 +243,39 @@ class OpenSearch(SearchLoop):
         return replace(beams, totals=beams.totals.index_fill(0, torch.arange(size, grown).to(self.device), -torch.inf))
 
     @torch.inference_mode()
+    def launch(self) -> bool:
+        """Begins the steps of the next `advance` where they are captured, and does not wait for them; False: nowhere.
+
+        No source may be added until then.
+        """
+        if self.graph is None or self._beams is None or not self.active:
+            return False
+        self._beams = self._step(self._beams)
+        self._launched = self._beams.active
+        if self._launched.is_cuda:
+            self._end_of_steps = torch.cuda.Event()
+            self._end_of_steps.record()
+        return True
+
+    @property
+    def computing(self) -> bool:
+        """Whether the device still computes launched steps."""
+        return self._end_of_steps is not None and not self._end_of_steps.query()
+
+    @torch.inference_mode()
     def advance(self) -> dict[int, list[Hypothesis]]:
         """One step of all sources; the hypotheses of those that are finished, which leave the search."""
+        launched, self._launched, self._host_copy = self._launched, None, None
         if self._beams is None or not self.active:
             return {}
-        beams = self._step(self._beams) if self._beams.active.any() else self._beams
-        active = beams.active.cpu()
+        beams = self._beams
+        if launched is None and beams.active.any():
+            beams = self._step(beams)
+        active = (beams.active if launched is None else launched).cpu()
         ended = (~active & (self.sources != FREE)).nonzero().flatten()
-        self._collect(beams, ended)
-        self.sources[ended] = FREE
+        if len(ended):
+            self._collect(beams, ended)
+            self.sources[ended] = FREE
         self._leave(beams, active)
         return self.take_results() if self.results else {}
 
@@ -264,6 +291,7 @@ class OpenSearch(SearchLoop):
         slots = torch.isin(self.sources, torch.tensor(numbers)).nonzero().flatten()
         if self._beams is None or not len(slots):
             return
+        self._host_copy = None
         self._beams.totals.index_fill_(0, slots.to(self.device), -torch.inf)
         self.sources[slots] = FREE
         self._leave(self._beams, self._beams.active.cpu())
@@ -271,7 +299,18 @@ class OpenSearch(SearchLoop):
     def certain(self, number: int) -> list[tuple[int, float]]:
         """The tokens, with scores, that the output of a source begins with whatever follows."""
         slots = (self.sources == number).nonzero().flatten().tolist()
-        return common_prefix(self._beams, slots[0]) if slots and self._beams is not None else []
+        if self._beams is None or not slots:
+            return []
+        if self._host_copy is None:
+            self._host_copy = _on_host(self._beams)
+        return common_prefix(self._host_copy, slots[0])
+
+
+def _on_host(beams: BeamState) -> BeamState:
+    """The hypotheses of all sources, copied together: every read of a single one would wait for the device."""
+    finished = FinishedHypotheses(*(part.cpu() for part in vars(beams.finished).values()))
+    copied = {name: getattr(beams, name).cpu() for name in ("history", "token_scores", "totals", "lengths")}
+    return replace(beams, finished=finished, **copied)
 
 
 def _trimmed(beams: BeamState, columns: int) -> BeamState:

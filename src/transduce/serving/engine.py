@@ -3,15 +3,18 @@
 The thread owns the model. Between two steps it takes new tasks, drops those whose client left or whose deadline passed,
 fills free slots from the queue, and advances every open search. Sources with the same search settings and similar
 lengths share a search (`OpenSearch`, on a CPU `NativeSearch` where it can); each finds what it finds in a batch of its
-own. A native search takes several steps in one call, until a source ends or somebody waits.
+own. A native search takes several steps in one call, until a source ends or somebody waits. While a GPU computes
+captured steps, the thread makes the outputs of sources that have ended, and encodes new ones.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +22,13 @@ import numpy as np
 import torch
 
 from transduce.attention.positions import max_positions
-from transduce.decoding.continuous_batching import GROUPS_PER_SEARCH, OpenSearch, SearchRequest, SearchShape
+from transduce.decoding.continuous_batching import (
+    GROUPS_PER_SEARCH,
+    SYNC_INTERVAL,
+    OpenSearch,
+    SearchRequest,
+    SearchShape,
+)
 from transduce.decoding.strategies import BestPath
 from transduce.flow import BOS, Batch, Hypothesis, Padded
 from transduce.inference.generation import Searcher, num_hypotheses, sample_seeds
@@ -37,6 +46,9 @@ from transduce.serving.telemetry import RequestTrace
 FIRST_COLUMNS = 32  # of sources; longer ones share a search with those of up to twice, four times, ... the length
 FIRST_PREFIX = 8
 IDLE_SEARCHES = 8  # searches without sources that are kept
+MIN_FINISHED_SHARE = 1 / 4  # of the sources that have ended: outputs made during a step even if it is over sooner
+REPORTED_TOGETHER = 16  # outputs: the event loop works on them while the next ones are made
+FEW_TASKS = 8  # new tasks that begin at once, between two steps of a GPU; more of them begin during the next steps
 HELD_STEPS = 4  # steps that a source waits at most for others to enter with it
 KNOWN_LENGTHS = 4096  # lengths of sources whose maximal output lengths are remembered
 KNOWN_KEYS = 256  # settings whose keys are remembered
@@ -75,12 +87,14 @@ class TaskTimes:
 class Task:
     """Sources that are searched for one request. `prepare` and `finish` run in the thread of the engine.
 
-    `done` receives what `finish` returns, or an exception; it must not block.
+    `done` receives what `finish` returns, or an exception; it must not block. It is called in the thread of `loop`:
+    an event loop is woken once for all tasks that end in a step.
     """
 
     prepare: Callable[[], tuple[list[SearchRow], GenerationRecipe]]
     finish: Callable[[list[list[Hypothesis]]], Any]
     done: Callable[[Any, BaseException | None], None]
+    loop: asyncio.AbstractEventLoop | None = None  # None: in the thread of the engine
     count: int = 1  # sources, as the limit of the queue counts them
     client: str = ""
     priority: int = 0
@@ -108,6 +122,15 @@ class QueuedRow:
     number: int
     key: SearchKey
     settings: GenerationRecipe
+
+
+Outcome = tuple[Callable[[Any, BaseException | None], None], Any, BaseException | None]  # `done`, and its arguments
+
+
+def report(outcomes: Sequence[Outcome]) -> None:
+    """Tells those who wait for tasks how they ended."""
+    for done, value, error in outcomes:
+        done(value, error)
 
 
 class FairQueue:
@@ -179,6 +202,9 @@ class Engine:
         self._queue, self._tasks = FairQueue(), dict[Task, None]()
         self._searches: OrderedDict[SearchKey, Search] = OrderedDict()
         self._places: dict[int, QueuedRow] = {}  # rows in searches by number
+        self._found: deque[tuple[QueuedRow, list[Hypothesis]]] = deque()  # rows whose searches have ended
+        self._launched: list[OpenSearch] = []  # searches whose latest steps were computed while this thread worked
+        self._outcomes: dict[asyncio.AbstractEventLoop | None, list[Outcome]] = {}  # of ended tasks, not yet reported
         self._keys: dict[int, tuple[GenerationRecipe, tuple[str, GenerationRecipe]]] = {}  # by id of the settings
         self._max_lengths: dict[tuple[int, float, int], int] = {}  # by length of the source, ratio and limit
         self._numbers, self._load, self._rate, self._measured = 0, 0, 0.0, (time.monotonic(), 0)
@@ -278,19 +304,27 @@ class Engine:
     # The thread of the engine
 
     def _run(self) -> None:
-        while self._take_inbox():
+        while self._wait():
+            if not self._launched or len(self._inbox) <= FEW_TASKS:
+                self._take_inbox()
             self._close_ended()
             self._admit()
+            self._report()
             self._step()
 
-    def _take_inbox(self) -> bool:
-        """Waits for work where there is none, and takes what is new; False: the engine has stopped."""
+    def _wait(self) -> bool:
+        """Waits for work where there is none; False: the engine has stopped."""
         with self._wake:
             while not self._inbox and not self._tasks:
                 if self._stopping:
                     self._ended = True
                     return False
                 self._wake.wait()
+        return True
+
+    def _take_inbox(self) -> None:
+        """Begins the tasks that are new."""
+        with self._wake:
             new, self._inbox = self._inbox, deque()
             self._interrupt[0] = 0
         for one in new:
@@ -298,7 +332,6 @@ class Engine:
                 self._begin(one)
             else:
                 one()
-        return True
 
     def _begin(self, task: Task) -> None:
         self._tasks[task] = None
@@ -348,7 +381,17 @@ class Engine:
         task.times.ended = time.time_ns()
         if task.trace is not None:
             task.trace.task(self.name, task, error)
-        task.done(value, error)
+        self._outcomes.setdefault(task.loop, []).append((task.done, value, error))
+
+    def _report(self) -> None:
+        """Tells those who wait which tasks have ended."""
+        outcomes, self._outcomes = self._outcomes, {}
+        for loop, some in outcomes.items():
+            if loop is None:
+                report(some)
+            else:
+                with suppress(RuntimeError):  # the loop was closed: nobody waits
+                    loop.call_soon_threadsafe(report, some)
 
     def _close_ended(self) -> None:
         now = time.monotonic()
@@ -365,7 +408,7 @@ class Engine:
         waiting, active = len(self._queue), len(self._places)
         group = min(waiting, self.max_batch - active)
         if group and group * GROUPS_PER_SEARCH < active and self._held < HELD_STEPS:
-            self._held += 1
+            self._held += SYNC_INTERVAL if self._launched else 1
             return False
         self._held = 0
         return group > 0
@@ -376,15 +419,18 @@ class Engine:
             self._show()
             return
         groups: dict[SearchKey, list[QueuedRow]] = {}
+        free: dict[SearchKey, int] = {}
+        room = self.max_batch - len(self._places)
 
         def accept(place: QueuedRow) -> bool:
-            if len(self._places) + sum(map(len, groups.values())) >= self.max_batch:
-                return False
-            search = self._search(place)
-            return search.free > len(groups.get(place.key, ()))
+            if room and place.key not in free:
+                free[place.key] = self._search(place).free
+            return room > 0 and free[place.key] > 0
 
         for place in self._queue.take(accept):
             groups.setdefault(place.key, []).append(place)
+            free[place.key] -= 1
+            room -= 1
         for key, places in groups.items():
             self._enter(self._searches[key], places)
         self._show()
@@ -463,11 +509,14 @@ class Engine:
 
     def _step(self) -> None:
         """Advances every open search: by one step where tokens are streamed, or several searches take turns."""
-        running = [(key, search) for key, search in self._searches.items() if search.active]
+        running = {key: search for key, search in self._searches.items() if search.active}
+        self._launched = self._launch(running)
+        if self._launched:
+            self._work_beside()
         streamed = {number: place for number, place in self._places.items() if place.task.on_tokens is not None}
         if streamed or len(running) > 1:
             self._interrupt[0] = 1
-        for key, search in running:
+        for key, search in running.items():
             self.batch_size.observe(search.active)
             try:
                 found = search.advance()
@@ -475,9 +524,37 @@ class Engine:
                 self._fail(key, error)
                 continue
             for number, hypotheses in found.items():
-                self._finish(self._places.pop(number, None), hypotheses)
+                self._found.append((self._places.pop(number), hypotheses))
                 streamed.pop(number, None)
             self._report_tokens(search, streamed)
+        self._finish_found(0 if self._launched else len(self._found))
+
+    def _launch(self, running: dict[SearchKey, Search]) -> list[OpenSearch]:
+        """The searches whose steps a device computes from now on."""
+        launched = list[OpenSearch]()
+        for key, search in list(running.items()):
+            try:
+                if isinstance(search, OpenSearch) and search.launch():
+                    launched.append(search)
+            except Exception as error:
+                self._fail(key, error)
+                del running[key]
+        return launched
+
+    def _work_beside(self) -> None:
+        """Begins new tasks and makes outputs while the device computes: between two steps it would wait for that."""
+        most_left = len(self._found) * (1 - MIN_FINISHED_SHARE)
+        while self._inbox or self._found:
+            self._take_inbox()
+            self._finish_found(REPORTED_TOGETHER)
+            if len(self._found) <= most_left and not any(search.computing for search in self._launched):
+                break
+
+    def _finish_found(self, most: int) -> None:
+        """Makes and reports the outputs of the rows that ended first."""
+        for _ in range(min(most, len(self._found))):
+            self._finish(*self._found.popleft())
+        self._report()
 
     def _report_tokens(self, search: Search, streamed: dict[int, QueuedRow]) -> None:
         for number, place in streamed.items():
@@ -491,8 +568,8 @@ class Engine:
         for task in {place.task for place in self._places.values() if place.key == failed}:
             self._close(task, error=error)
 
-    def _finish(self, place: QueuedRow | None, hypotheses: list[Hypothesis]) -> None:
-        if place is None or place.task.closed:
+    def _finish(self, place: QueuedRow, hypotheses: list[Hypothesis]) -> None:
+        if place.task.closed:
             return
         task = place.task
         task.results[place.number] = hypotheses

@@ -89,6 +89,8 @@ class Served:
         self.model, self.spec, self.info, self.limits = model, spec, describe(model, spec), limits
         self.engine = Engine(spec.name, model, metrics, max_batch=options.max_batch, max_queued=limits.queued)
         self.cache = OutputCache(options.cache_entries)
+        counted = metrics.sources, metrics.source_tokens, metrics.tokens
+        self._counters = [one.labels(spec.name) for one in counted]  # finding them takes longer than counting
         self._settings: OrderedDict[Any, tuple[GenerationRecipe, bool]] = OrderedDict()
         self._users, self._retired = 0, False
 
@@ -108,6 +110,13 @@ class Served:
     def _stop_unused(self) -> None:
         if self._retired and not self._users:
             self.engine.stop()
+
+    def count(self, outputs: Sequence[Sequence[GeneratedText]]) -> None:
+        """Counts answered sources, their tokens and those of their best outputs."""
+        best = [ranked[0] for ranked in outputs]
+        counts = len(best), sum(one.source_token_count for one in best), sum(one.token_count for one in best)
+        for counter, count in zip(self._counters, counts, strict=True):
+            counter.inc(count)
 
     def settings(self, request: GenerationRequest) -> tuple[GenerationRecipe, bool]:
         """The checked settings of a request, and whether it is one search over lines of text.
@@ -250,7 +259,7 @@ class ModelService(Service):
 
     async def _outputs(self, checked: CheckedRequest) -> tuple[tuple[GeneratedText, ...], ...]:
         if checked.plain:
-            return tuple(await self._run(PlainRequest(checked, self.metrics)))
+            return tuple(await self._run(PlainRequest(checked)))
         return await self._flow(checked.request, checked.served)
 
     async def _run(self, plain: PlainRequest, on_tokens: Any = None) -> Any:
@@ -259,15 +268,11 @@ class ModelService(Service):
         future: asyncio.Future[Any] = loop.create_future()
 
         def done(value: Any, error: BaseException | None) -> None:
-            def resolve() -> None:
-                if not future.done():
-                    future.set_result(value) if error is None else future.set_exception(error)
-
-            with suppress(RuntimeError):  # the loop was closed: nobody waits
-                loop.call_soon_threadsafe(resolve)
+            if not future.done():
+                future.set_result(value) if error is None else future.set_exception(error)
 
         task = self._task(plain.request, plain.prepare, plain.finish, done)
-        task.count, task.on_tokens = len(plain.request.sources), on_tokens
+        task.loop, task.count, task.on_tokens = loop, len(plain.request.sources), on_tokens
         plain.served.engine.submit(task)
         try:
             return await future
@@ -294,7 +299,7 @@ class ModelService(Service):
             raise DeadlineExceeded from None
         finally:
             flow.cancel()
-        _count(self.metrics, served.info.name, found)
+        served.count(found)
         return found
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
@@ -312,7 +317,7 @@ class ModelService(Service):
             yield TokenEvent("", final=outputs[0])
             return
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[TokenEvent | None]()  # None: the end
-        plain = PlainRequest(checked, self.metrics)
+        plain = PlainRequest(checked)
         writer = TokenWriter(plain)
 
         def on_tokens(part: int, certain: list[tuple[int, float]], ended: bool) -> None:
@@ -349,9 +354,8 @@ class ModelService(Service):
 class PlainRequest:
     """A request that is one search over lines of text. Its methods run in the thread of the engine."""
 
-    def __init__(self, checked: CheckedRequest, metrics: Metrics) -> None:
+    def __init__(self, checked: CheckedRequest) -> None:
         self.request, self.served, self.settings = checked.request, checked.served, checked.settings
-        self.metrics = metrics
 
     def prepare(self) -> Any:
         model = self.served.model
@@ -363,14 +367,8 @@ class PlainRequest:
     def finish(self, found: list[list[Hypothesis]]) -> tuple[tuple[GeneratedText, ...], ...]:
         predictions = self.served.model.predict_lines(self.texts, self.lines, self.settings, found)
         outputs = tuple(generated_texts(one, self.request) for one in predictions)
-        _count(self.metrics, self.served.info.name, outputs)
+        self.served.count(outputs)
         return outputs
-
-
-def _count(metrics: Metrics, name: str, outputs: Sequence[Sequence[GeneratedText]]) -> None:
-    metrics.sources.labels(name).inc(len(outputs))
-    metrics.source_tokens.labels(name).inc(sum(ranked[0].source_token_count for ranked in outputs))
-    metrics.tokens.labels(name).inc(sum(ranked[0].token_count for ranked in outputs))
 
 
 class TokenWriter:
