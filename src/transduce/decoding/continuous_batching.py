@@ -7,7 +7,7 @@ sources already there. Each finds what it finds in a batch of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from transduce.decoding.search import FREE, SearchLoop, SourceGroup, Stepper, co
 from transduce.decoding.search_state import COLUMN_MULTIPLE, InputShape, SearchInput, padded_input
 from transduce.flow import Batch, Hypothesis, LexicalConstraints, Padded
 from transduce.kernels.beam_update import BeamState, FinishedHypotheses
-from transduce.kernels.cuda_graph import SearchGraphs
+from transduce.kernels.cuda_graph import SearchGraphs, end_of_work
 from transduce.model import Transducer
 
 # A group is 1/4 of the slots: smaller groups encode sources in small batches, larger ones leave slots free for longer.
@@ -176,7 +176,7 @@ class OpenSearch(SearchLoop):
         self.device = next(model.parameters()).device
         self._beams: BeamState | None = None
         self._launched: Tensor | None = None  # B, on the device: the sources that are active after the launched steps
-        self._end_of_steps: torch.cuda.Event | None = None
+        self._computed: Callable[[], bool] = lambda: True  # whether the device has computed the launched steps
         self._host_copy: BeamState | None = None  # of the hypotheses, while they do not change
         self._first_capacity = stepper.capacity
 
@@ -252,15 +252,13 @@ class OpenSearch(SearchLoop):
             return False
         self._beams = self._step(self._beams)
         self._launched = self._beams.active
-        if self._launched.is_cuda:
-            self._end_of_steps = torch.cuda.Event()
-            self._end_of_steps.record()
+        self._computed = end_of_work(self._launched)
         return True
 
     @property
     def computing(self) -> bool:
         """Whether the device still computes launched steps."""
-        return self._end_of_steps is not None and not self._end_of_steps.query()
+        return not self._computed()
 
     @torch.inference_mode()
     def advance(self) -> dict[int, list[Hypothesis]]:

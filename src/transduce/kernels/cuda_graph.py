@@ -336,3 +336,12 @@ def _pad_columns(batch: Batch, max_length: int | None) -> Batch:
         if (part := getattr(batch, name))
     }
     return replace(made, **sides)
+
+
+def end_of_work(values: Tensor) -> Callable[[], bool]:
+    """A function that says whether the work has ended which the device of the values has to do now."""
+    if not values.is_cuda:
+        return lambda: True
+    event = torch.cuda.Event()
+    event.record()
+    return event.query

@@ -202,8 +202,8 @@ BOTTLENECK = Claim(
     "GRU models with attention and with one vector, of equal numbers of parameters, equal data and equal updates, "
     "scored by source length with bootstrap intervals; the difference is tested by approximate randomisation on the "
     "same lines. The tasks are reversed letters, dates, and translations of a small grammar; with --data, the same on "
-    "your own pairs, such as a translation corpus. Translations are scored by exact match after 1,200 updates: after 150 "
-    "updates, when one vector translates hardly any sentence, chrF differs more in the shorter half.",
+    "your own pairs, such as a translation corpus. Translations are scored by exact match after 1,200 updates: after "
+    "150 updates, when one vector translates hardly any sentence, chrF differs more in the shorter half.",
     measure_bottleneck,
     frozenset({"data"}),
 )
