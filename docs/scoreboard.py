@@ -59,8 +59,8 @@ TRIED = {
     "flickr8k-soft": "The frozen network is smaller than the VGG of the paper, and the images have 160 pixels. On 500 "
     "development images BLEU-4 is best after 400 of the 1,600 updates (19.9, then 18.3, 19.3 and 18.7): the decoder "
     "overfits. A Transformer on the same grid has BLEU-2 43.3 and BLEU-3 29.7 ([results](results.md)).",
-    "flickr8k-hard": "600 updates on a CPU, still improving on the development images at the end; the frozen network and the "
-    "images are those of `flickr8k-soft`.",
+    "flickr8k-hard": "600 updates on a CPU, still improving on the development images at the end; the frozen network "
+    "and the images are those of `flickr8k-soft`.",
     "fsdd": "Masked frames and mel bands and changes of speed. The seeds differ by three points, ten recordings.",
     "fashion-mnist": "One setting. The published figure is that of a convolutional network; a Transformer on patches "
     "has to learn from 60,000 pictures what a convolution assumes.",
