@@ -553,7 +553,7 @@ def recorded_page(page: str) -> str:
     return records.with_numbers((FOLDER / page).read_text(encoding="utf-8"))
 
 
-PAGES: dict[str, Callable[[], str]] = {
+MADE_PAGES: dict[str, Callable[[], str]] = {
     "autoconfig.md": autoconfig_page,
     "commands.md": commands_page,
     "api.md": api_page,
@@ -567,7 +567,17 @@ PAGES: dict[str, Callable[[], str]] = {
     **{f"claims/{name}.md": partial(claim_page, name) for name in CLAIMS},
     "scoreboard.md": scoreboard.page,
     "pictures/scoreboard.svg": scoreboard.picture,
+}
+
+
+def with_records(make: Callable[[], str]) -> str:
+    """A generated page with the numbers of its records."""
+    return records.with_numbers(make())
+
+
+PAGES: dict[str, Callable[[], str]] = {
     **{page: partial(recorded_page, page) for page in recorded_pages()},
+    **{page: partial(with_records, make) for page, make in MADE_PAGES.items()},
 }
 
 
