@@ -29,7 +29,7 @@ LOW, MEDIUM = ("ice", "khm", "lav", "slv"), ("bul", "hbs_latn")  # the other lan
 INFLECTION = ("russian", "hungarian")  # Hebrew and Spanish are held out
 SIZES = ("low", "medium", "high")
 LANGUAGES = ("en", "de")  # of Multi30k
-METRICS = ("exact", "bleu")  # the first that a data set has is the one of the tables
+METRICS = ("exact", "bleu", "accuracy")  # the first that a data set has is the one of the tables
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,16 @@ def sentence_sets(data: Path, folder: Path) -> Iterator[DataSet]:
         files[name] = folder / f"multi30k-{name}.tsv"
         files[name].write_text("".join("\t".join(pair) + "\n" for pair in pairs), encoding="utf-8")
     yield DataSet("multi30k-en-de", "sentences", "translate", str(files["train"]), str(files["val"]), "bleu", 8000)
+
+
+def label_sets(data: Path, folder: Path) -> Iterator[DataSet]:
+    """Universal tags of UD English EWT, and the sentiment of SST-2."""
+    for name, task in (("ud_ewt", "tag"), ("sst2", "classify")):
+        train, dev = (str(data / name / f"{part}.tsv") for part in ("train", "dev"))
+        yield DataSet(f"{task}-{name}", task, task, train, dev, "accuracy", 700)
+    train, dev = (str(data / "sst2" / f"{part}.tsv") for part in ("train", "dev"))
+    if (encoder := data / "sst2" / "minilm").is_dir():  # all-MiniLM-L6-v2
+        yield DataSet(f"classify-{encoder.name}", "fine-tune", "classify", train, dev, "accuracy", 700)
 
 
 def _reordered(path: Path, folder: Path) -> str:
@@ -274,9 +284,62 @@ SENTENCE_VARIANTS = (
     Variant("chosen"),
     *(_cosine(*one) for one in ((3500, 3e-3), (3500, 5e-3), (5000, 5e-3), (8000, 5e-3))),
 )
+WORDS = "tokens.source={kind: words, size: 30000, min_count: 2}"
+GRU = "model.encoder={kind: recurrent, width: 256, dropout: 0.4}"
+
+
+def _pieces(size: int, dropout: float = 0.0) -> str:
+    return f"tokens.source={{kind: bpe, size: {size}, dropout: {dropout}}}"
+
+
+def _character_aware(**options: Any) -> str:
+    spec = {"kind": "character_aware", "width": 256, "embedding_width": 128, "dropout": 0.4, **options}
+    return f"model.encoder={json.dumps(spec)}"
+
+
+def _fine_tuning(rate: float, layer_decay: float, updates: int, **head: Any) -> Variant:
+    """Training from an imported encoder, whose lower layers have smaller learning rates."""
+    spec = {"kind": "classifier", "pooling": "mean", "activation": "none", "dropout": 0.1, **head}
+    name = f"{rate:g}, layer decay {layer_decay:g}, {updates} updates, {spec['pooling']} pooling"
+    settings = (
+        f"training.optimiser.learning_rate={rate}",
+        "training.optimiser.weight_decay=0.01",
+        f"training.layer_decay={layer_decay}",
+        f"training.steps={updates}",
+        f"training.schedule={{kind: linear, warmup: {updates // 10}}}",
+        "training.batch_tokens=1024",
+        f"training.validate_every={updates // 8}",
+        f"training.checkpoint_every={updates // 8}",
+        f"model.head={json.dumps(spec)}",
+    )
+    return Variant(name, settings=settings, groups=("fine-tune",))
+
+
+TAGS, TEXTS = ("tag",), ("classify",)
+LABEL_VARIANTS = (
+    Variant("chosen", groups=(*TAGS, *TEXTS)),
+    Variant("gru 256 over words", settings=(WORDS, GRU, "training.batch_tokens=4096"), groups=(*TAGS, *TEXTS)),
+    Variant("gru 256 over 8,000 pieces, dropout", settings=(_pieces(8000, 0.1), GRU), groups=(*TAGS, *TEXTS)),
+    Variant("character-aware, 2,000 pieces", settings=(_pieces(2000), _character_aware()), groups=(*TAGS, *TEXTS)),
+    Variant("character-aware, 8,000 pieces", settings=(_pieces(8000), _character_aware()), groups=(*TAGS, *TEXTS)),
+    Variant(
+        "character-aware, word dropout 0.4",
+        settings=(_pieces(2000), _character_aware(word_dropout=0.4)),
+        groups=(*TAGS, *TEXTS),
+    ),
+    Variant(
+        "character-aware, 2 layers",
+        settings=(_pieces(2000), _character_aware(layers=2)),
+        groups=TAGS,
+    ),
+    *(_fine_tuning(rate, decay, 1000) for rate in (3e-5, 1e-4) for decay in (1.0, 0.8)),
+    _fine_tuning(5e-5, 0.9, 2000),
+    _fine_tuning(5e-5, 0.9, 1000, pooling="first"),
+)
 GRIDS = {
     "characters": (character_sets, CHARACTER_VARIANTS),
     "sentences": (sentence_sets, SENTENCE_VARIANTS),
+    "labels": (label_sets, LABEL_VARIANTS),
     "schedules": (character_sets, SCHEDULE_VARIANTS),
 }
 MIXED = ("hard monotonic, 2 layers", "edit transducer", "lstm 256 x 2", "transformer 256 x 4, rotary")
@@ -411,7 +474,9 @@ def collect(tasks: Mapping[Future[Trial | None], Any], output: Path, trials: lis
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.autoconfig", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder with g2p2021 and inflection2017, or multi30k")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with g2p2021 and inflection2017, multi30k, or ud_ewt and sst2"
+    )
     parser.add_argument("--grid", choices=list(GRIDS), default="characters")
     parser.add_argument("--only", nargs="*", default=[], help="variants, by name")
     parser.add_argument("--sets", nargs="*", default=[], help="groups of data sets, by name")

@@ -160,6 +160,7 @@ class EncoderOnly(Transducer):
     def __init__(self, encoder: Encoder, head: Head, starts: Tensor, source_size: int) -> None:
         super().__init__()
         self.encoder, self.head = encoder, head
+        self.capturable = encoder.capturable
         self.source_size = source_size
         # Which source ids begin a word. More than the source has tokens: ids with word marks follow (see Tokenizer).
         self.register_buffer("starts", starts, persistent=False)
@@ -179,9 +180,11 @@ class EncoderOnly(Transducer):
             count = begins.sum(1)
             order = begins.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices  # as wide as the source
             logits = logits.gather(1, order[..., None].expand(-1, -1, logits.size(-1)))  # B S V
-        specials = logits.new_zeros(logits.size(-1), dtype=torch.bool)
-        specials[: len(SPECIALS)] = True
-        logits = logits.masked_fill(specials, NEVER)
+        specials = torch.arange(logits.size(-1), device=logits.device) < len(SPECIALS)
+        # Relative to the mean: label smoothing would lower all logits without end towards a constant. So its share for
+        # the special tokens, which are no labels, falls to the labels in equal parts.
+        impossible = logits[..., len(SPECIALS) :].mean(-1, keepdim=True) + NEVER
+        logits = torch.where(specials, impossible, logits)
         return State({"logits": logits, "count": count}, {"position": torch.zeros_like(count)})
 
     def advance(
@@ -192,8 +195,8 @@ class EncoderOnly(Transducer):
         steps = position[:, None] + torch.arange(tokens.size(1), device=tokens.device)  # R T
         rows = torch.arange(len(position), device=tokens.device)[:, None] // state.beams
         selected = logits[rows, steps.clamp(max=logits.size(1) - 1)]  # R T V
-        end = torch.full_like(selected, NEVER)
-        end[..., EOS] = 0.0
+        is_eos = torch.arange(selected.size(-1), device=tokens.device) == EOS
+        end = torch.zeros_like(selected).masked_fill(~is_eos, NEVER)
         selected = torch.where((steps >= count[:, None])[..., None], end, selected)
         read = tokens.size(1) if mask is None else mask.sum(1)
         attention = Attention() if with_attention else None

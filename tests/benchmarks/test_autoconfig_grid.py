@@ -57,6 +57,22 @@ def test_sentences_are_joined_and_every_schedule_is_a_recipe(tmp_path):
     assert autoconfig.score_of({"chrf": 60.0, "bleu": 40.0}) == 40.0
 
 
+def test_every_variant_of_the_label_grid_is_a_recipe(tmp_path):
+    for name, label in (("ud_ewt", "NOUN VERB"), ("sst2", "1")):
+        (tmp_path / name).mkdir()
+        for part in ("train", "dev"):
+            lines = "".join(f"word{number} runs\t{label}\n" for number in range(120))
+            (tmp_path / name / f"{part}.tsv").write_text(lines, encoding="utf-8")
+    tags, texts = autoconfig.label_sets(tmp_path, tmp_path)  # without an imported encoder
+    for dataset in (tags, texts):
+        for variant in autoconfig.LABEL_VARIANTS:
+            if dataset.group in variant.groups:
+                recipe = complete_recipe(autoconfig.recipe_of(dataset, variant, 3, "cpu", 1.0))
+                assert recipe.data.test == ()
+                assert recipe.model.head["kind"] == {"tag": "tagger", "classify": "classifier"}[dataset.task]
+    assert autoconfig.score_of({"macro_f1": 60.0, "accuracy": 40.0}) == 40.0
+
+
 def test_a_trial_has_scores_and_a_failure_is_recorded(data, tmp_path, capsys):
     dataset = next(autoconfig.character_sets(data, tmp_path))
     small = autoconfig.Variant("small", autoconfig._recurrent("gru", 8, 1, 0.0))

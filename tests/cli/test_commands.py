@@ -423,6 +423,17 @@ class TestHelp:
         message = command("data", "nosuch").err
         assert [name for name in SYNTHETIC if name not in message] == []
 
+    def test_data_are_written_in_splits(self, command: Command, tmp_path: Path) -> None:
+        line = ("data", "reverse", "--count", "30", "--dev", "5", "--test", "6", "--length", "3-4")
+        assert command(*line, "--output", tmp_path / "letters").code == 0
+        lines = [line for path in (tmp_path / "letters").iterdir() for line in path.read_text().splitlines()]
+        assert len(lines) == 41
+        assert {len(line.split("\t")[0].split()) for line in lines} == {3, 4}
+        assert "give --output FOLDER" in command(*line).err
+        assert "--held-out" in command(*line, "--held-out", "--output", tmp_path / "other").err
+        assert "'few' is not a range" in command("data", "sort", "--length", "few").err
+        assert "the length of shapes cannot be chosen" in command("data", "shapes", "--length", "3-4").err
+
     def test_help_imports_neither_torch_nor_numpy(self) -> None:
         code = "import sys; sys.argv = ['transduce', '--help']\nfrom transduce.cli import main\n"
         code += "try: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules and 'numpy' not in sys.modules"

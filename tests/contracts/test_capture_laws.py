@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from contract_fixtures import SIZE, example_batch, make
+from contract_fixtures import SIZE, SMALL, example_batch, make
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transduce.attention import positions
 from transduce.decoders import transformer
+from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.kernels import dispatch
 from transduce.layers import feed_forward
 from transduce.objectives import OBJECTIVES, CrossEntropy
+from transduce.recipe import parse
+from transduce.recipe.build import build_model, complete_recipe
 
 # A number for the host, a shape that depends on numbers, or numbers of the host in a new tensor (a copy that waits).
 ASKS = (
@@ -78,6 +81,20 @@ def test_capturable_pass_does_not_synchronise(case: str) -> None:
     assert model.capturable
     with Steady():
         one_pass(model, objective, batch)
+
+
+@pytest.mark.parametrize("head", ["classifier", "tagger"])
+@pytest.mark.parametrize("encoder", sorted(ENCODERS))
+def test_pass_of_an_encoder_only_model_does_not_synchronise(encoder: str, head: str) -> None:
+    tokens = {"source": {"kind": "words"}, "target": {"kind": "labels" if head == "classifier" else "words"}}
+    content = {"tokens": tokens, "model": {"encoder": SMALL[encoder], "head": {"kind": head}}}
+    model = build_model(complete_recipe(parse(content)).model, SIZE, SIZE).train()
+    batch = example_batch([(3, 1), (1, 1), (4, 1)])
+    assert model.capturable
+    with Steady():
+        one_pass(model, CrossEntropy(), batch)
+    with Steady(), torch.no_grad():
+        model.advance(torch.ones_like(batch.source.values[:, :1]), model.start(Batch(batch.source)))
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from transduce.encoders import ENCODERS
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, SPECIALS, Batch, Padded
 from transduce.heads import HEADS, Pooling
+from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 from transduce.recipe.build import build_model, complete_recipe
 
@@ -69,6 +70,22 @@ def test_whole_sequence_equals_stepwise(model, batch):
         state = one.state
         logits.append(one.logits)
     assert_close(torch.cat(logits, 1), whole, **CLOSE)
+
+
+def test_label_smoothing_is_uniform_over_the_labels(model, batch):
+    """The gradient of the logits of the head is that of torch's smoothed loss over the labels alone."""
+    found = []
+    handle = model.head.register_forward_hook(lambda module, inputs, output: found.append(output))
+    loss = CrossEntropy(label_smoothing=0.2)(model, batch).total
+    handle.remove()
+    (gradient,) = torch.autograd.grad(loss, found)
+    assert_close(gradient.sum(-1), torch.zeros(gradient.shape[:-1]), atol=1e-4, rtol=0)
+    if model.head.label_unit != "line":
+        return
+    logits = found[0].detach().requires_grad_()
+    labels = batch.target.values[:, 1] - len(SPECIALS)
+    wanted = torch.nn.functional.cross_entropy(logits[:, len(SPECIALS) :], labels, label_smoothing=0.2, reduction="sum")
+    assert_close(gradient, torch.autograd.grad(wanted, logits)[0], **CLOSE)
 
 
 def test_logits_do_not_depend_on_padding_or_batch(model, batch):

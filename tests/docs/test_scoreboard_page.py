@@ -39,9 +39,10 @@ def test_records_state_the_recipe_of_their_row():
         row = ROWS[name]
         if row.recipe.startswith("task ") or "content" not in record:
             continue
-        recipe = load(ROOT / "recipes" / row.recipe, list(row.settings)).model_dump(mode="json", exclude_defaults=True)
-        others = [metric for metric in recipe["evaluation"]["metrics"] if metric not in row.metrics]
-        recipe["evaluation"]["metrics"] = [*row.metrics, *others]
+        loaded = load(ROOT / "recipes" / row.recipe, list(row.settings))
+        recipe = loaded.model_dump(mode="json", exclude_defaults=True)
+        others = [metric for metric in loaded.evaluation.metrics if metric not in row.metrics]
+        recipe.setdefault("evaluation", {})["metrics"] = [*row.metrics, *others]
         for content in record["content"].values():
             for section in (content.keys() | recipe.keys()) - {"data"}:
                 assert content.get(section) == recipe.get(section), (name, section)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import transduce
 from transduce.decoders import DECODERS
 from transduce.encoders import ENCODERS
+from transduce.encoders.character_aware import WordPieceEmbedding
 from transduce.errors import InputError
 from transduce.explain.attribution import (
     METHODS,
@@ -49,6 +50,9 @@ def zero_token(network: nn.Module, token: int) -> None:
     """The embedding of a token becomes zero, in every table that a source is read with."""
     for table in front_ends(network) or [network.decoder.embedding]:
         with torch.no_grad():
+            if isinstance(table, WordPieceEmbedding):  # a word of this one piece has a vector too
+                table.words.weight[table._buckets(torch.tensor([[token]]), torch.ones(1, 1, dtype=torch.bool))] = 0
+                table = table.pieces
             table.weight[token] = 0
 
 

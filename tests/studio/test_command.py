@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import uvicorn
@@ -45,6 +47,20 @@ def test_a_free_port_is_announced_and_opened(
     assert port > 0
     assert re.search(rf"studio: http://127\.0\.0\.1:{port}/", called.out + called.err)
     assert opened == [(f"http://127.0.0.1:{port}/",)]
+
+
+def test_handlers_of_the_log_stay_open(served: Served, attention_run: Path, command: Command) -> None:
+    closed: list[object] = []
+
+    class Handler(logging.StreamHandler[TextIO]):
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    handler = Handler()  # known to logging as long as it lives
+    assert command("studio", attention_run, "--no-open", "--port", "0").code == 0
+    assert closed == []
+    handler.close()
 
 
 def test_a_port_that_is_taken_is_explained(served: Served, attention_run: Path, command: Command) -> None:

@@ -29,6 +29,7 @@ SIZE = 11  # of both vocabularies
 WIDTH = 16
 SMALL = {
     "elmo": {"kind": "elmo", "width": WIDTH, "layers": 2, "dropout": 0.3},
+    "character_aware": {"kind": "character_aware", "width": WIDTH, "kernel": 3, "word_buckets": 50, "dropout": 0.3},
     "recurrent": {"kind": "recurrent", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "convolutional": {"kind": "convolutional", "width": WIDTH, "layers": 2, "dropout": 0.3},
     "transformer": {"kind": "transformer", "width": WIDTH, "layers": 2, "heads": 2, "ff_width": 24, "dropout": 0.3},
@@ -84,6 +85,8 @@ BLOCKS = (
     *({"token_mixer": mixer} for mixer in TOKEN_MIXERS if mixer != "attention"),  # which is the default
     {"token_mixer": {"kind": "disentangled", "buckets": 4, "max_distance": 6}, "kv_heads": 1, "norm": "post"},
     {"token_mixer": {"kind": "disentangled", "buckets": 3, "max_distance": None, "terms": "key"}, "position": "none"},
+    {"token_mixer": {"kind": "transformer_xl"}, "kv_heads": 1, "norm": "post", "position": "none", "tie_layers": True},
+    {"tie_layers": True, "position": "shaw"},
     {"token_mixer": "ssru", "norm": "post", "position": "none"},
     {"token_mixer": "average", "norm": "post", "position": "learned", "bias": False},
     {"position": {"kind": "sinusoidal", "join": "concatenate"}},

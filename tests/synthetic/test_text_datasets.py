@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from transduce.autoconfig.tasks import TASKS
 from transduce.errors import InputError
-from transduce.synthetic import SYNTHETIC, generate
+from transduce.synthetic import SYNTHETIC, algorithmic, generate, write_splits
 from transduce.synthetic.grammars import AMBIGUOUS, GOOD, VERBS, german_phrase
 from transduce.synthetic.sentences import VALUES, missing_values
 from transduce.synthetic.words import CASES, NUMBERS, POSSESSORS, TURKISH_VOWELS, inflect, transliterate
@@ -229,3 +230,33 @@ def test_entailment_needs_both_texts():
         stated = premise.replace(",", "and").split(" and ")
         label = "neutral" if f"{who} is away" in premise else "contradiction"
         assert one.target == ("entailment" if f"{who} is in the {room}" in [part.strip() for part in stated] else label)
+
+
+@pytest.mark.parametrize("name", ["reverse", "tags", "stories"])
+def test_splits_are_written_to_three_files_without_a_common_line(name, tmp_path):
+    paths = write_splits(name, tmp_path, (60, 12, 10), 3)
+    lines = [path.read_text(encoding="utf-8").splitlines() for path in paths]
+    assert [(path.name, len(one)) for path, one in zip(paths, lines, strict=True)] == [
+        ("train.tsv", 60), ("dev.tsv", 12), ("test.tsv", 10),
+    ]  # fmt: skip
+    assert len({line for one in lines for line in one}) == 82
+    assert {line.count("\t") for one in lines for line in one} == {min(1, SYNTHETIC[name].columns)}
+    assert [path.name for path in write_splits(name, tmp_path / "more", (5, 0, 2))] == ["train.tsv", "test.tsv"]
+
+
+def test_splits_of_letters_are_those_of_the_python_function(tmp_path):
+    paths = write_splits("sort", tmp_path, (200, 30, 40), length=(3, 10))
+    for path, examples in zip(paths, algorithmic.split("sort", 200, 30, 40, length=(3, 10)), strict=True):
+        assert path.read_text() == "".join(f"{one.source}\t{one.target}\n" for one in examples)
+
+
+def test_the_number_of_letters_can_be_chosen_and_that_of_other_sets_cannot():
+    for held_out in (False, True):
+        sources = [one.source.split() for one in generate("copy", 100, held_out=held_out, length=(2, 4))]
+        assert {len(source) for source in sources} == {2, 3, 4}
+    with pytest.raises(InputError, match="the length of tags cannot be chosen"):
+        generate("tags", 5, length=(3, 10))
+    with pytest.raises(InputError, match="30 distinct sources requested"):
+        generate("copy", 30, length=(1, 1))
+    with pytest.raises(InputError, match="are files"):
+        write_splits("shapes", Path("nowhere"), (5, 1, 1))

@@ -1,4 +1,7 @@
-"""Self-attention, and the token mixers that can take its place: disentangled attention, average attention, SSRU."""
+"""Self-attention, and the token mixers that can take its place.
+
+Disentangled attention, attention of Transformer-XL, average attention, and SSRU.
+"""
 
 from __future__ import annotations
 
@@ -144,6 +147,33 @@ class DisentangledAttention(SelfAttention):
         return (distances + self.buckets).clamp(0, 2 * self.buckets - 1)
 
 
+class TransformerXLAttention(SelfAttention):
+    """((q_t + u) . k_s + (q_t + v) . W r_d) / sqrt(K), with learned u and v, and sines r of d = t - s (Dai 2019)"""
+
+    frequencies: Tensor
+
+    def __init__(self, width: int, options: SublayerOptions) -> None:
+        super().__init__(width, options)
+        frequencies = 10000 ** -(torch.arange(0, width, 2) / width)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.relative_proj = dense(2 * len(frequencies), self.heads * self.head_width, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(self.heads, self.head_width))
+        self.position_bias = nn.Parameter(torch.zeros(self.heads, self.head_width))
+
+    def relative_scores(self, query: Tensor, keys: Tensor, queries: Tensor, positions: Tensor) -> Tensor:
+        scale, most = self.head_width**-0.5, positions.size(1)  # no two rows are farther apart
+        distances = torch.arange(1 - most, most, device=query.device)
+        angles = distances[:, None] * self.frequencies  # 2S-1 D/2
+        vectors = self.relative_proj(torch.cat((angles.sin(), angles.cos()), -1).to(query.dtype))
+        vectors = vectors.unflatten(1, (self.heads, -1)).to(query.dtype)  # 2S-1 H K
+        biased = query + self.position_bias[:, None].to(query.dtype)
+        products = torch.einsum("rhtk,dhk->rhtd", biased * scale, vectors)  # R H T 2S-1
+        index = (queries[:, :, None] - positions[:, None, :] + most - 1)[:, None]  # . 1 T S
+        keys = keys.repeat_interleave(self.heads // self.kv_heads, 1)
+        content = torch.einsum("rhsk,hk->rhs", keys * scale, self.content_bias.to(keys.dtype))[:, :, None]
+        return products.gather(-1, index.expand(len(query), self.heads, -1, -1)) + content  # R H T S
+
+
 class SSRU(TokenMixer):
     """f_t = sigmoid(W_f x_t + b), c_t = f_t c_{t-1} + (1 - f_t) W x_t, relu(c_t): the state is one vector (Kim 2019)"""
 
@@ -204,6 +234,7 @@ class AverageAttention(TokenMixer):
 TOKEN_MIXERS: dict[str, type[TokenMixer]] = {
     "attention": SelfAttention,
     "disentangled": DisentangledAttention,
+    "transformer_xl": TransformerXLAttention,
     "ssru": SSRU,
     "average": AverageAttention,
 }

@@ -111,6 +111,14 @@ def _hard_monotonic() -> dict[str, Any]:
     }
 
 
+def _edit_transducer() -> dict[str, Any]:
+    part = {"cell": "lstm", "width": 256, "dropout": 0.4}
+    return {
+        "encoder": {"kind": "recurrent", "layers": 2, **part},
+        "decoder": {"kind": "edit_transducer", "copy_action": False, **part},
+    }
+
+
 TINY = MeasuredNetwork(
     _recurrent("gru", 64, 1, 0.3),
     300,
@@ -189,6 +197,16 @@ MONOTONIC: dict[int, tuple[MeasuredNetwork, ...]] = {
             ("g2p low", "hard monotonic, 2 layers"),
             label_smoothing=0.0,
         ),
+        MeasuredNetwork(
+            _edit_transducer(),
+            2_500,
+            1024,
+            1e-3,
+            95,
+            "edit actions summed out, close to hard attention in the grid for 800 words",
+            ("g2p low", "edit transducer"),
+            label_smoothing=0.0,
+        ),
         *LETTERS[SMALL],
     ),
     LARGE: (
@@ -200,6 +218,16 @@ MONOTONIC: dict[int, tuple[MeasuredNetwork, ...]] = {
             85,
             "exact hard monotonic attention, as good as the best network of the grid for 8,000 words, and the fastest",
             ("g2p medium", "hard monotonic, 2 layers"),
+            label_smoothing=0.0,
+        ),
+        MeasuredNetwork(
+            _edit_transducer(),
+            6_000,
+            1024,
+            1e-3,
+            95,
+            "edit actions summed out, close to hard attention in the grid for 8,000 words",
+            ("g2p medium", "edit transducer"),
             label_smoothing=0.0,
         ),
         *LETTERS[LARGE],

@@ -294,12 +294,33 @@ def _label(statistics: CorpusStatistics, target: str, head: dict[str, Any]) -> d
             **cosine(steps, check, 2e-3),
             "batch_tokens": 4096,
             "objective": {"label_smoothing": 0.0},
+            "validate_examples": 2000,
             "monitor": "accuracy",
             "patience": 5,
         },
         "generation": {"strategy": "greedy"},
         "evaluation": {"metrics": ["accuracy", *_label_metrics(statistics, target)]},
     }
+
+
+def _tag(statistics: CorpusStatistics) -> dict[str, Any]:
+    """A label for each word, from its spelling, its own vector and its context."""
+    chosen = _label(statistics, "words", {"kind": "tagger", "dropout": 0.4})
+    encoder = {"kind": "character_aware", "width": 256, "embedding_width": 128, "dropout": 0.4}
+    spec = {"kind": "bpe", "size": 2000, "normalisation": ["spaces"]}  # two spaces are no word
+    pieces = Chosen(spec, "pieces spell words that are new")
+    return {
+        **chosen,
+        "tokens": {**chosen["tokens"], "source": pieces},
+        "model": {**chosen["model"], "encoder": Chosen(encoder, SPELLING)},
+        "training": {**chosen["training"], "batch_tokens": 6000},
+    }
+
+
+SPELLING = (
+    "words composed from their pieces, which are tagged better than words of a vocabulary "
+    f"({GRID}: tag, character-aware, 2,000 pieces)"
+)
 
 
 def _label_metrics(statistics: CorpusStatistics, target: str) -> list[str]:
@@ -393,7 +414,7 @@ OTHER_TASKS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
     "classify": lambda statistics: _label(
         statistics, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.4}
     ),
-    "tag": lambda statistics: _label(statistics, "words", {"kind": "tagger", "dropout": 0.4}),
+    "tag": _tag,
     "embed": _embed,
     "entail": lambda statistics: _label(statistics, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.2}),
     "mask": _mask,

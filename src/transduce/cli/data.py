@@ -49,7 +49,13 @@ def data(
         bool, typer.Option("--held-out", help="Test examples, whose words and names occur in no training set.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Output file, by default standard output; for a set with files, a folder.")
+        Path | None,
+        typer.Option(help="Output file, by default standard output; a folder for a set with files, and for splits."),
+    ] = None,
+    dev: Annotated[int, typer.Option(min=0, help="Number of development examples; --output is a folder.")] = 0,
+    test: Annotated[int, typer.Option(min=0, help="Number of test examples; --output is a folder.")] = 0,
+    length: Annotated[
+        str | None, typer.Option(metavar="LOW-HIGH", help="Number of letters of copy, reverse and sort: 3-10.")
     ] = None,
 ) -> None:
     """Generate a synthetic data set as TSV.
@@ -64,6 +70,10 @@ def data(
 
         transduce train train.tsv --task answer data.test=test.tsv
 
+    With --dev or --test, a folder with train.tsv, dev.tsv and test.tsv is written:
+
+        transduce data reverse --count 20000 --dev 500 --test 1000 --length 3-10 --output letters
+
     Image, audio and video sets are written to a folder: the files, pairs.tsv, and the ground truth in truth.jsonl.
 
         transduce data shapes --count 3000 --output shapes
@@ -71,6 +81,7 @@ def data(
         transduce train shapes/pairs.tsv --task caption
     """
     from transduce.synthetic import SYNTHETIC, generate, write_files
+    from transduce.synthetic.dataset import pair_line
 
     console = open_console()
     if name is None:
@@ -81,15 +92,47 @@ def data(
             )
             console.print(line, highlight=False, soft_wrap=True)
         return
-    if name in SYNTHETIC and SYNTHETIC[name].writes_files:
+    letters = None if length is None else _letters(length)
+    if dev or test:
+        _write_splits(name, output, (count, dev, test), seed, letters, held_out)
+        return
+    if name in SYNTHETIC and SYNTHETIC[name].writes_files and letters is None:
         if output is None:
             raise InputError(f"the sources of {name} are files", where="--output", remedy="give --output FOLDER")
         pairs = write_files(name, output, count, seed, held_out=held_out)
         console.print(f"{count:,} lines: {pairs}", highlight=False, soft_wrap=True)
         return
+    examples = generate(name, count, seed, held_out=held_out, length=letters)
     with open_output(output, "") as stream:
-        for example in generate(name, count, seed, held_out=held_out):
-            stream.write(f"{example.source}\t{example.target}\n" if SYNTHETIC[name].columns else f"{example.target}\n")
+        for example in examples:
+            stream.write(pair_line(example, SYNTHETIC[name].columns))
+
+
+def _letters(text: str) -> tuple[int, int]:
+    """`3-10` or `8` as lowest and highest number."""
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and (high or low).isdecimal()):
+        raise InputError(f"{text!r} is not a range", where="--length", remedy="give LOW-HIGH, such as 3-10")
+    return int(low), int(high or low)
+
+
+def _write_splits(
+    name: str,
+    output: Path | None,
+    counts: tuple[int, int, int],
+    seed: int,
+    length: tuple[int, int] | None,
+    held_out: bool,
+) -> None:
+    from transduce.synthetic import write_splits
+
+    if output is None:
+        raise InputError("several files are written", where="--output", remedy="give --output FOLDER")
+    if held_out:
+        remedy = "leave out --held-out: --dev and --test are held out"
+        raise InputError("the splits have a training part", where="--held-out", remedy=remedy)
+    for path, count in zip(write_splits(name, output, counts, seed, length=length), filter(None, counts), strict=True):
+        open_console().print(f"{count:,} lines: {path}", highlight=False, soft_wrap=True)
 
 
 FILTERS, WORK = "Filters", "Work"  # panels of --help

@@ -63,7 +63,7 @@ def studio(
         console.print("anyone who reaches this address can use the models", highlight=False)
     if open_browser:
         Timer(1.0, webbrowser.open, (address,)).start()
-    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+    uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="warning")).run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:

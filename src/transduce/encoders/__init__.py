@@ -1,6 +1,7 @@
 """Encoders and their registry."""
 
 from transduce.contracts import Encoder
+from transduce.encoders.character_aware import CharacterAwareEncoder
 from transduce.encoders.convolutional import ConvolutionalEncoder
 from transduce.encoders.multi_source import IdentityEncoder, MultiSourceEncoder
 from transduce.encoders.recurrent import ElmoEncoder, RecurrentEncoder
@@ -14,4 +15,5 @@ ENCODERS: dict[str, type[Encoder]] = {
     "conformer": ConformerEncoder,
     "identity": IdentityEncoder,
     "multi_source": MultiSourceEncoder,
+    "character_aware": CharacterAwareEncoder,
 }

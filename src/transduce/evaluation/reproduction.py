@@ -7,11 +7,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 import transduce
 from transduce.autoconfig import recipe_for
@@ -27,7 +28,10 @@ from transduce.parsing import read_json
 from transduce.recipe import Recipe, load, parse
 from transduce.run import Run
 from transduce.storage import make_folder, replace_file
+from transduce.training.ensemble_run import portfolio
 from transduce.training.experiment import train
+from transduce.training.report import read_log
+from transduce.transfer.synthetic_pairs import student_recipe
 
 QUICK_UPDATES, QUICK_LINES = 8, 40
 Report = Callable[[str], None]
@@ -53,11 +57,24 @@ class Reproduction:
         return self.runs / f"{self.name}-quick.json" if self.quick else self.records / f"{self.name}.json"
 
     def recipe(self, part: str, seed: int) -> Recipe:
-        """The recipe of one training."""
+        """The recipe of one training: that of the row, or of one of its networks."""
+        name = self.network(seed)
+        if name.endswith(".yaml"):
+            return self.row_recipe(part, seed, name)
+        recipe = self.row_recipe(part, seed, self.row.recipe)
+        return recipe if not name else next(one.recipe for one in portfolio(recipe) if one.name == name)
+
+    def network(self, seed: int) -> str:
+        """The name of the network that is trained with a seed; none: that of the recipe."""
+        networks = self.row.networks
+        return networks[(seed - 1) % len(networks)] if networks else ""
+
+    def row_recipe(self, part: str, seed: int, name: str) -> Recipe:
+        """The recipe of this name for the data, with the settings and metrics of the row."""
         place = self.runs / self._member / "data" / part
         files = self.row.prepare(self.data, place, part)
         settings = [setting.replace("{data}", str(self.data.absolute())) for setting in self.row.settings]
-        kind, _, task = self.row.recipe.partition(" ")
+        kind, _, task = name.partition(" ")
         if kind == "task":
             held_out = [f"data.{name}={file}" for name, file in files.items() if name != "train"]
             recipe = recipe_for(files["train"], [*held_out, *settings], task)
@@ -77,6 +94,10 @@ class Reproduction:
     def _member(self) -> str:
         """The folder of the runs: an ensemble shares the members of the row that it is an ensemble of."""
         return self.name.removesuffix("-ensemble")
+
+    def members(self, seed: int) -> list[int]:
+        """The seeds of the models of one output."""
+        return list(range((seed - 1) * self.row.ensemble + 1, seed * self.row.ensemble + 1))
 
     def _recipe_file(self, name: str) -> Path:
         path = self.recipes / name
@@ -102,6 +123,8 @@ def reproduce(task: Reproduction, seeds: int, report: Report = print, pool: Exec
     """
     record = _begin(task)
     missing = [seed for seed in range(1, seeds + 1) if str(seed) not in record["seeds"]]
+    if pool is not None:
+        train_at_once(pool, task, missing)
     begun = {(seed, part): _begin_result(pool, task, part, seed) for seed in missing for part in task.row.parts}
     for seed in range(1, seeds + 1):
         if seed not in missing:
@@ -123,8 +146,20 @@ def reproduce(task: Reproduction, seeds: int, report: Report = print, pool: Exec
     return record
 
 
+def train_at_once(pool: Executor, task: Reproduction, seeds: Sequence[int]) -> None:
+    """Trains all models of these seeds, one in each process, so that the members of an ensemble share no process."""
+    trainings = [
+        pool.submit(train_member, task, part, member)
+        for seed in seeds
+        for part in task.row.parts
+        for member in task.members(seed)
+    ]
+    for one in trainings:
+        one.result()
+
+
 def _begin_result(pool: Executor | None, task: Reproduction, part: str, seed: int) -> Callable[[], dict[str, Any]]:
-    """A function that returns the result of one training, which a process of the pool begins now."""
+    """A function that returns the result of a seed and part, which a process of the pool begins now."""
     if pool is None:
         return lambda: one_result(task, part, seed)
     return pool.submit(one_result, task, part, seed).result
@@ -136,6 +171,8 @@ def _begin(task: Reproduction) -> dict[str, Any]:
     content = {part: recipe_content(task, part) for part in row.parts}
     known = read_json(task.record_file, max_bytes=2**26) if task.record_file.is_file() else None
     begun = {"content": content, "version": transduce.__version__}
+    begun |= {"networks": list(row.networks)} if row.networks else {}
+    begun |= {"teacher": row.teacher} if row.teacher else {}
     if isinstance(known, dict) and all(known.get(key) == value for key, value in begun.items()):
         return known
     return {
@@ -151,7 +188,7 @@ def _begin(task: Reproduction) -> dict[str, Any]:
 
 def recipe_content(task: Reproduction, part: str) -> dict[str, Any]:
     """What the recipe of a part says, without defaults, seed and files: a new key of recipes changes no record."""
-    content = task.recipe(part, seed=0).model_dump(mode="json", exclude_defaults=True)
+    content = task.row_recipe(part, 0, task.row.recipe).model_dump(mode="json", exclude_defaults=True)
     for files in ("train", "dev", "test"):
         content["data"].pop(files, None)
     content["training"].pop("seed", None)
@@ -168,14 +205,10 @@ def _hardware() -> str:
 
 def one_result(task: Reproduction, part: str, seed: int) -> dict[str, Any]:
     """Trains, or continues, one model (an ensemble: its members) and evaluates it on the test set."""
-    row, started = task.row, time.monotonic()
-    members = range((seed - 1) * row.ensemble + 1, seed * row.ensemble + 1)
-    folders = [task.run_folder(part, member) for member in members]
-    for member, folder in zip(members, folders, strict=True):
-        if not Run(folder).metrics():
-            _train(task, part, member, folder)
+    row, folders = task.row, trained_members(task, part, seed)
+    trained = time.monotonic()
     model = load_model(folders if len(folders) > 1 else folders[0])
-    recipe = task.recipe(part, members[0])
+    recipe = task.recipe(part, task.members(seed)[0])
     leakage = recipe_leakage(recipe.data)
     found = _scores(task, model, recipe)
     _check_size(row, model)
@@ -184,20 +217,39 @@ def one_result(task: Reproduction, part: str, seed: int) -> dict[str, Any]:
         **found,
         "parameters": model.parameters,
         "updates": [one["training"]["step"] for one in metrics],
-        "minutes": round((time.monotonic() - started) / 60, 2),
+        "minutes": round((sum(map(_training_seconds, folders)) + time.monotonic() - trained) / 60, 2),
         "leakage": None if leakage is None else leakage.to_json(),
     }
 
 
-def _train(task: Reproduction, part: str, member: int, folder: Path) -> None:
-    """Trains one model, or continues its training."""
-    outcome = train(training_recipe(task, part, member), folder, resume=True).outcome
+def _training_seconds(folder: Path) -> float:
+    return max((event["seconds"] for event in read_log(folder / "log.jsonl") if "seconds" in event), default=0.0)
+
+
+def trained_members(task: Reproduction, part: str, seed: int) -> list[Path]:
+    """The runs of one output, after training those that are missing."""
+    return [train_member(task, part, member) for member in task.members(seed)]
+
+
+def train_member(task: Reproduction, part: str, member: int) -> Path:
+    """The run of one model, which is trained, or its training continued, unless it is finished."""
+    folder = task.run_folder(part, member)
+    if Run(folder).metrics():
+        return folder
+    recipe = training_recipe(task, part, member)
+    if task.row.teacher:
+        teachers = trained_members(replace(task, name=task.row.teacher), part, seed=1)
+        names, console = ",".join(map(str, teachers)), Console(quiet=True)
+        settings = [*task.row.settings, f"training.seed={recipe.training.seed}"]
+        recipe = student_recipe(names, folder, "word", None, settings, console)
+    outcome = train(recipe, folder, resume=True).outcome
     if outcome.reason == "interrupted":
         raise InputError(
             f"the training was interrupted after update {outcome.step}",
             where=str(folder),
             remedy="run the same command again: it continues there",
         )
+    return folder
 
 
 def training_recipe(task: Reproduction, part: str, seed: int) -> Recipe:

@@ -49,6 +49,8 @@ class Row:
     settings: tuple[str, ...] = ()  # key=value changes to the recipe; {data} is the folder of the data set
     kind_column: str = ""  # extra column with the kind of each test example, for scores by kind
     ensemble: int = 1  # models of one output
+    networks: tuple[str, ...] = ()  # of the members in turn: recipes, or names from the portfolio of `--effort best`
+    teacher: str = ""  # the row whose models are distilled into one
     parameters: int | None = None  # no more than the published system has
     remark: str = ""
 
@@ -191,9 +193,16 @@ def _captions(values: tuple[float, ...]) -> dict[str, float]:
     return dict(zip(CAPTIONS, values, strict=False))
 
 
-def _pronunciation(size: str, languages: tuple[str, ...], baseline: float, ensemble: int = 1) -> Row:
-    """The recipe that is chosen without any option, or several models of it."""
+MIXED = ("normal", "edit transducer", "lstm 256 x 2", "transformer 256 x 4, rotary")  # networks of autoconfig/sizes.py
+
+
+def _pronunciation(
+    size: str, languages: tuple[str, ...], baseline: float, ensemble: int = 1, networks: tuple[str, ...] = ()
+) -> Row:
+    """The recipe that is chosen without any option, several models of it, or models of several networks."""
     words, models = {"low": "800", "medium": "8,000"}[size], f", {ensemble} models" if ensemble > 1 else ""
+    models += f" of {len(networks)} networks" if networks else ""
+    chosen = "The recipe is the one that is chosen without any option."
     return Row(
         f"SIGMORPHON 2021 pronunciation, {len(languages)} languages, {words} words{models}",
         "SIGMORPHON 2021 task 1, CC BY-SA",
@@ -203,7 +212,8 @@ def _pronunciation(size: str, languages: tuple[str, ...], baseline: float, ensem
         (Published(f"baseline, an ensemble, mean of these {len(languages)}", {"ser": baseline}, SIGMORPHON, True),),
         parts=languages,
         ensemble=ensemble,
-        remark="The recipe is the one that is chosen without any option.",
+        networks=networks,
+        remark="Networks that `--effort best` compares, each trained in full." if networks else chosen,
     )
 
 
@@ -253,6 +263,18 @@ ROWS: dict[str, Row] = {
         remark="The pieces of the published text are joined to words. The recipe is the one that is chosen without any "
         "option.",
     ),
+    "multi30k-en-de-r-drop": Row(
+        "Multi30k en-de, test 2016, lower-cased and tokenised, R-Drop",
+        f"{MULTI30K}; lower-cased, tokenised, joint BPE",
+        "multi30k/r_drop.yaml",
+        _joined_multi30k,
+        ("bleu_tokenised",),
+        (
+            Published("Transformer-Tiny (Wu et al. 2021)", {"bleu_tokenised": 41.02}, "Revisit-MMT, README", True),
+            mark(bleu_tokenised=42.0),
+        ),
+        remark="The network of `multi30k-en-de`, trained with R-Drop.",
+    ),
     "multi30k-en-de-raw": Row(
         "Multi30k en-de, test 2016, raw text",
         MULTI30K,
@@ -288,6 +310,32 @@ ROWS: dict[str, Row] = {
         (Published("attention, five models", {"ser": 20.2, "per": 4.69}, MEMORY),),
         ensemble=5,
     ),
+    "cmudict-mixed": Row(
+        "CMUdict, five models of three networks",
+        "CMUdict 0.7b, BSD",
+        "cmudict/attention.yaml",
+        named("train.tsv", "", "test.tsv"),
+        ("ser", "per"),
+        (Published("attention, five models", {"ser": 20.2, "per": 4.69}, MEMORY), mark(ser=19.5)),
+        ensemble=5,
+        networks=("cmudict/attention.yaml", "cmudict/hard_monotonic.yaml", "cmudict/transformer.yaml"),
+        settings=("data.dev_seed=1",),
+        remark="Two LSTMs with additive attention, two with hard monotonic attention, and one Transformer.",
+    ),
+    "cmudict-distilled": Row(
+        "CMUdict, one model, distilled from five",
+        "CMUdict 0.7b, BSD",
+        "cmudict/attention.yaml",
+        named("train.tsv", "", "test.tsv"),
+        ("ser", "per"),
+        (
+            Published("Transformer (g2p-seq2seq)", {"ser": 20.6}, "g2p-seq2seq", True),
+            Published("attention, one model", {"ser": 21.7, "per": 5.04}, MEMORY),
+        ),
+        teacher="cmudict-mixed",
+        settings=("data.dev_seed=1", "training.steps=8000"),
+        remark="The network of `cmudict`, which learns the token distributions of the five models of `cmudict-mixed`.",
+    ),
     "cmudict-bottleneck": Row(
         "CMUdict, without attention",
         "CMUdict 0.7b, BSD",
@@ -298,9 +346,11 @@ ROWS: dict[str, Row] = {
     ),
     "g2p2021-low": _pronunciation("low", LOW, 26.0),  # ice 12, ita 19, khm 34, lav 55, mlt 19, rum 10, slv 49, wel 10
     "g2p2021-low-ensemble": _pronunciation("low", LOW, 26.0, ensemble=5),
+    "g2p2021-low-mixed": _pronunciation("low", LOW, 26.0, ensemble=8, networks=MIXED),
     # arm_e 7.0, bul 18.3, geo 0.0, hbs_latn 32.1, jpn_hira 5.2, vie_hanoi 2.5
     "g2p2021-medium": _pronunciation("medium", MEDIUM, 10.85),
     "g2p2021-medium-ensemble": _pronunciation("medium", MEDIUM, 10.85, ensemble=5),
+    "g2p2021-medium-mixed": _pronunciation("medium", MEDIUM, 10.85, ensemble=4, networks=MIXED),
     "inflection2017-low": _inflection("low", 37.9, 50.6),
     "inflection2017-medium": _inflection("medium", 64.7, 82.8),
     "inflection2017-high": _inflection("high", 77.8, 95.3),

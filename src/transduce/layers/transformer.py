@@ -66,6 +66,7 @@ class StackOptions:
     """The options that encoder and decoder have in common."""
 
     layers: Count = 3
+    tie_layers: bool = False  # True: all layers have the weights of the first (Dehghani 2019, Lan 2020)
     width: Count = 256
     sublayers: SublayerOptions = field(default_factory=SublayerOptions)
     norm: NormOptions = field(default_factory=NormOptions)
@@ -118,6 +119,8 @@ class TransformerStack(nn.Module):
             if norm.norm != "pre":
                 raise InputError("first_norm: false needs a pre-norm stack", remedy="set norm: pre")
             self.layers[0].self_attention_norm = NoNorm()
+        if options.tie_layers:
+            _tie_layers(self.layers)
         self.final_norm = None if norm.norm == "post" else norm.make(width, bias)
         self.embedding_norm = norm.make(embedded, bias) if norm.embedding_norm else None
 
@@ -295,6 +298,17 @@ class TransformerLayer(nn.Module):
         residual = self.residuals[-1]
         values, rows = residual.enter(values, sequence.real)
         return residual.leave(values, self.feed_forward(rows), sequence.real)
+
+
+def _tie_layers(layers: Sequence[TransformerLayer]) -> None:
+    """Makes all layers use the parameters of the first."""
+    first = dict(layers[0].named_parameters())
+    for layer in layers[1:]:
+        if [*dict(layer.named_parameters())] != [*first]:
+            raise InputError("tie_layers needs equal layers", remedy="leave out experts_every and first_norm: false")
+        for name, parameter in first.items():
+            module, _, leaf = name.rpartition(".")
+            setattr(layer.get_submodule(module), leaf, parameter)
 
 
 def _check_token_mixer(mixer: TokenMixer, position: PositionEncoding, window: int | None) -> None:

@@ -77,7 +77,7 @@ class Audio(Modality):
 
     def read_long(self, source: str) -> Tensor:
         """S F: the frames of a recording of any length, from at least `seconds` seconds with `pad_to_max`."""
-        return self._frames(read_waveform(source, self._spectrogram.rate, MAX_RECORDING))
+        return self.collate([read_waveform(source, self._spectrogram.rate, MAX_RECORDING)]).values[0]
 
     @property
     def rate(self) -> int:
@@ -98,19 +98,16 @@ class Audio(Modality):
         return self._spectrogram.frames(max(len(array), self._full_length) if self._pad_to_max else len(array))
 
     def collate(self, arrays: Sequence[np.ndarray], rngs: Sequence[np.random.Generator] | None = None) -> Padded:
-        pairs = zip(arrays, [None] * len(arrays) if rngs is None else rngs, strict=True)
-        return pad_frames([self._frames(samples, rng) for samples, rng in pairs])
+        if rngs is not None and self._speed:
+            perturbed = perturb_speed(arrays, self._speed, rngs)
+            pairs = zip(perturbed, arrays, strict=True)
+            arrays = [new if self._spectrogram.frames(len(new)) else old for new, old in pairs]
+        return self._augment(pad_frames(self._log_mel(arrays)), rngs)
 
-    def _frames(self, samples: np.ndarray, rng: np.random.Generator | None = None) -> Tensor:
-        if rng is not None and self._speed:
-            perturbed = perturb_speed(samples, self._speed, rng)
-            samples = perturbed if self._spectrogram.frames(len(perturbed)) else samples
-        return self._augment(self._log_mel(samples), rng)
-
-    def _log_mel(self, samples: np.ndarray) -> Tensor:
-        if self._pad_to_max and len(samples) < self._full_length:
-            samples = np.pad(samples, (0, self._full_length - len(samples)))
-        return self._spectrogram(torch.tensor(samples))
+    def _log_mel(self, arrays: Sequence[np.ndarray]) -> list[Tensor]:
+        if self._pad_to_max:
+            arrays = [np.pad(samples, (0, max(0, self._full_length - len(samples)))) for samples in arrays]
+        return self._spectrogram([torch.tensor(samples) for samples in arrays])
 
     @property
     def _full_length(self) -> int:
@@ -120,7 +117,7 @@ class Audio(Modality):
         return time_labels(self._duration(array), grid)
 
     def visualise(self, array: np.ndarray, grid: Sequence[int]) -> VisualSource:
-        return spectrogram_image(self._log_mel(array).numpy(), grid, self._duration(array))
+        return spectrogram_image(self._log_mel([array])[0].numpy(), grid, self._duration(array))
 
     def _duration(self, array: np.ndarray) -> float:
         """Seconds covered by the frames, one hop each."""
@@ -195,14 +192,13 @@ class AudioFeatures(Modality):
         return len(array)
 
     def collate(self, arrays: Sequence[np.ndarray], rngs: Sequence[np.random.Generator] | None = None) -> Padded:
-        pairs = zip(arrays, [None] * len(arrays) if rngs is None else rngs, strict=True)
-        return pad_frames([self._augment(torch.tensor(frames), rng) for frames, rng in pairs])
+        return self._augment(pad_frames([torch.tensor(frames) for frames in arrays]), rngs)
 
     def position_labels(self, array: np.ndarray, grid: Sequence[int]) -> list[str]:
         return time_labels(len(array) / self._rate, grid)
 
     def visualise(self, array: np.ndarray, grid: Sequence[int]) -> VisualSource:
-        normalised = SpecAugment()(torch.tensor(array), None)
+        normalised = SpecAugment()(pad_frames([torch.tensor(array)])).values[0]
         return spectrogram_image(normalised.numpy(), grid, len(array) / self._rate)
 
 

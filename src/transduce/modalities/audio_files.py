@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from transduce.contracts import Count
 from transduce.errors import InputError, UnreadableError
+from transduce.flow import Padded
 from transduce.storage import open_atomic
 
 ZERO_CROSSINGS = 16  # of the sinc on each side: more give a steeper filter
@@ -42,18 +43,25 @@ MIN_FREQUENCY = 20.0  # hertz: lower edge of Kaldi's filter bank
 
 def resample(samples: np.ndarray, rate: int, new: int) -> np.ndarray:
     """S -> S * new / rate, rounded up: y_m = sum_n x_n h(m rate / new - n), with a windowed sinc h."""
+    return resample_all([samples], rate, new)[0]
+
+
+def resample_all(waveforms: Sequence[np.ndarray], rate: int, new: int) -> list[np.ndarray]:
+    """As `resample`, of several waveforms in one convolution."""
     common = gcd(rate, new)
     down, up = rate // common, new // common
-    if down == up or not len(samples):
-        return samples
+    longest = max(map(len, waveforms))
+    if down == up or not longest:
+        return [np.asarray(samples, np.float32) for samples in waveforms]
     filters, half_width = _filters(down, up)
-    count = ceil(len(samples) * up / down)
-    steps = ceil(count / up)  # each gives one sample of every phase
-    right = max(0, (steps - 1) * down + filters.size(-1) - half_width - len(samples))
-    padded = F.pad(torch.from_numpy(np.ascontiguousarray(samples, np.float32))[None, None], (half_width, right))
-    phases = F.conv1d(padded, filters, stride=down)[0, :, :steps]  # up steps
-    result: np.ndarray = phases.T.flatten()[:count].numpy()
-    return result
+    steps = ceil(ceil(longest * up / down) / up)  # each gives one sample of every phase
+    right = max(0, (steps - 1) * down + filters.size(-1) - half_width - longest)
+    padded = torch.zeros(len(waveforms), 1, half_width + longest + right)
+    for row, samples in zip(padded[:, 0].numpy(), waveforms, strict=True):
+        row[half_width : half_width + len(samples)] = samples
+    phases = F.conv1d(padded, filters, stride=down)[..., :steps]  # B up steps
+    changed = phases.transpose(1, 2).flatten(1).numpy()
+    return [row[: ceil(len(samples) * up / down)] for row, samples in zip(changed, waveforms, strict=True)]
 
 
 @lru_cache(maxsize=64)
@@ -221,17 +229,22 @@ class LogMelSpectrogram:
         """The number of frames of a number of samples."""
         return samples // self.step if self.scale == "whisper" else max(0, 1 + (samples - self.width) // self.step)
 
-    def __call__(self, waveform: Tensor) -> Tensor:
-        """S, 16-bit samples -> S' F"""
-        return self._whisper(waveform) if self.scale == "whisper" else self._kaldi(waveform)
+    def __call__(self, waveforms: Sequence[Tensor]) -> list[Tensor]:
+        """For each waveform: S, 16-bit samples -> S' F"""
+        if self.scale == "whisper":
+            return [self._whisper(waveform) for waveform in waveforms]
+        windows = [waveform.float().unfold(0, self.width, self.step) for waveform in waveforms]
+        # One transform for all: on short recordings the operations take longer to start than to run.
+        return list(self._kaldi(torch.cat(windows)).split([len(one) for one in windows]))
 
-    def _kaldi(self, waveform: Tensor) -> Tensor:
-        frames = waveform.float().unfold(0, self.width, self.step)
+    def _kaldi(self, frames: Tensor) -> Tensor:
+        """S' width -> S' F"""
         frames = frames - frames.mean(1, keepdim=True)
         frames = frames - EMPHASIS * torch.cat((frames[:, :1], frames[:, :-1]), 1)
         hann = torch.hann_window(self.width, periodic=False)
         size = 1 << (self.width - 1).bit_length()
-        power = torch.fft.rfft(frames * hann**0.85, size).abs().square()  # S' size/2+1
+        spectrum = torch.view_as_real(torch.fft.rfft(frames * hann**0.85, size))
+        power = spectrum.square().sum(-1)  # S' size/2+1
         return (power @ self._filter_bank).clamp_min(torch.finfo(torch.float).eps).log()
 
     def _whisper(self, waveform: Tensor) -> Tensor:
@@ -293,20 +306,34 @@ class SpecAugment:
     frequency_masks: NonNegative = 0
     frequency_width: Count = 15  # maximum bands of a frequency mask
 
-    def __call__(self, frames: Tensor, rng: np.random.Generator | None) -> Tensor:
-        """S F -> S F; without a random generator nothing is masked."""
+    def __call__(self, frames: Padded, rngs: Sequence[np.random.Generator] | None = None) -> Padded:
+        """B S F -> B S F; without random generators, one per utterance, nothing is masked."""
+        values, real = frames.values, frames.mask[..., None]
         if self.normalise:
-            frames = (frames - frames.mean(0)) / frames.std(0, correction=0).clamp_min(1e-5)
-        if rng is None or not (self.time_masks or self.frequency_masks):
-            return frames
-        masked = torch.zeros(frames.shape, dtype=torch.bool)
-        for _ in range(self.time_masks):
-            begin, end = _span(rng, len(frames), min(self.time_width, int(MAX_TIME_SHARE * len(frames))))
-            masked[begin:end] = True
-        for _ in range(self.frequency_masks):
-            begin, end = _span(rng, frames.size(1), min(self.frequency_width, frames.size(1)))
-            masked[:, begin:end] = True
-        return torch.where(masked, frames.mean(), frames)
+            values = _normalised(values, real)
+        if rngs is None or not (self.time_masks or self.frequency_masks):
+            return Padded(values, frames.mask)
+        lengths, bands = frames.mask.sum(1).tolist(), values.size(2)
+        time, frequency = [], []
+        for length, rng in zip(lengths, rngs, strict=True):
+            longest = min(self.time_width, int(MAX_TIME_SHARE * length))
+            time.append([_span(rng, length, longest) for _ in range(self.time_masks)])
+            widest = min(self.frequency_width, bands)
+            frequency.append([_span(rng, bands, widest) for _ in range(self.frequency_masks)])
+        masked = _covered(time, values.size(1))[:, :, None] | _covered(frequency, bands)[:, None]  # B S F
+        mean = values.sum((1, 2), keepdim=True) / (real.sum(1, keepdim=True) * bands)  # padding is 0
+        return Padded(torch.where(masked & real, mean, values), frames.mask)
+
+
+def _normalised(values: Tensor, real: Tensor) -> Tensor:
+    """B S F, B S 1: mean 0 and deviation 1 over the frames of each utterance; padding is 0.
+
+    In double precision: the order of a sum depends on the padding, and a band may hardly deviate from its mean.
+    """
+    count, values = real.sum(1, keepdim=True), values.double()
+    centred = (values - values.sum(1, keepdim=True) / count).where(real, 0.0)
+    deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
+    return (centred / deviation.clamp_min(1e-5)).float()
 
 
 def _span(rng: np.random.Generator, size: int, max_width: int) -> tuple[int, int]:
@@ -315,7 +342,22 @@ def _span(rng: np.random.Generator, size: int, max_width: int) -> tuple[int, int
     return begin, begin + width
 
 
-def perturb_speed(samples: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
+def _covered(spans: Sequence[Sequence[tuple[int, int]]], size: int) -> Tensor:
+    """B N: the places below `size` that one of the spans of a row covers."""
+    begin, end = torch.tensor(spans, dtype=torch.long).view(len(spans), -1, 2, 1).unbind(2)  # each B M 1
+    places = torch.arange(size)
+    return ((places >= begin) & (places < end)).any(1)
+
+
+def perturb_speed(
+    waveforms: Sequence[np.ndarray], strength: float, rngs: Sequence[np.random.Generator]
+) -> list[np.ndarray]:
     """One of five speeds from 1 - strength to 1 + strength (Ko et al. 2015); five, so that their filters are cached."""
-    speed = Fraction(1 + strength * (int(rng.integers(5)) - 2) / 2).limit_denominator(40)
-    return resample(samples.astype(np.float32), speed.numerator, speed.denominator)
+    drawn, changed = [int(rng.integers(5)) for rng in rngs], list(waveforms)
+    for number in sorted(set(drawn)):
+        speed = Fraction(1 + strength * (number - 2) / 2).limit_denominator(40)
+        rows = [row for row, one in enumerate(drawn) if one == number]
+        found = resample_all([waveforms[row] for row in rows], speed.numerator, speed.denominator)
+        for row, samples in zip(rows, found, strict=True):
+            changed[row] = samples
+    return changed

@@ -163,7 +163,7 @@ def cell_labels(grid: Sequence[int]) -> list[str]:
 class Image(Modality):
     """an image resized to a fixed size: rows of pixels, (value - mean) / std
 
-    In training batches it is augmented at random: flip, shift, crop, rotate, colour (image/files.py).
+    In training batches it is augmented at random: flip, shift, crop, rotate, colour, erase (image_files.py).
     `FILE#17` names one image of an IDX file.
     """
 
@@ -220,8 +220,9 @@ class Image(Modality):
         return self._height
 
     def collate(self, arrays: Sequence[np.ndarray], rngs: Sequence[np.random.Generator] | None = None) -> Padded:
-        images = arrays if rngs is None else [self._augment(*pair) for pair in zip(arrays, rngs, strict=True)]
-        values = (torch.from_numpy(np.stack(images)).float() - self._mean) / self._std  # B Y X C
+        images = np.stack(arrays)  # B Y X C
+        images = images if rngs is None else np.ascontiguousarray(self._augment(images, rngs))
+        values = (torch.from_numpy(images).float() - self._mean) / self._std
         return Padded(values, torch.ones(values.shape[:2], dtype=torch.bool))
 
     def position_labels(self, array: np.ndarray, grid: Sequence[int]) -> list[str]:

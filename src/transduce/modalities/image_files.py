@@ -1,4 +1,4 @@
-"""Image files: decoding and resizing; random augmentation (flip, shift, crop, rotation, colour jitter).
+"""Image files: decoding and resizing; random augmentation (flip, shift, crop, rotation, colour, erasing).
 
 Rules: an image is rotated as its EXIF data state; transparency is blended onto white; CMYK and greyscale are converted
 to the requested channels; 16-bit values become 8-bit by their upper byte, floating point values by their range; only
@@ -12,13 +12,15 @@ generator per batch, which cannot guarantee that; its deterministic functions ag
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Lt
 
 from transduce.contracts import Rate
 from transduce.errors import InputError, UnreadableError
@@ -28,6 +30,8 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 Resampling = Literal["bicubic", "bilinear"]
 MARGIN = 200  # of 255
+MIN_ERASED = 0.02  # share of the area of an image
+MAX_LOG_RATIO = math.log(10 / 3)  # of height and width of an erased rectangle
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # weights of red, green and blue (BT.601)
 
 
@@ -164,16 +168,21 @@ class ImageAugmentation:
     crop: Rate = 0.0  # maximum share of the area that is cropped away; the rest is resized to the old size
     rotate: Annotated[float, Ge(0), Lt(180)] = 0.0  # maximum rotation in degrees, in either direction
     colour: Rate = 0.0  # maximum relative change of brightness, contrast and saturation
+    erase: Rate = 0.0  # probability that a rectangle becomes noise (random erasing: Zhong et al. 2020)
+    erase_area: Annotated[float, Gt(MIN_ERASED), Lt(1)] = 0.33  # maximum share of the area of that rectangle
 
-    def __call__(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Y X C bytes -> Y X C bytes."""
-        if self.flip and rng.random() < self.flip:
-            image = image[:, ::-1]
+    def __call__(self, images: np.ndarray, rngs: Sequence[np.random.Generator]) -> np.ndarray:
+        """B Y X C bytes -> B Y X C bytes, each image by its own generator."""
+        if self.flip:
+            flipped = np.array([rng.random() < self.flip for rng in rngs])
+            images = np.where(flipped[:, None, None, None], images[:, :, ::-1], images)
         if self.shift:
-            image = random_shift(image, self.shift, rng)
+            images = random_shift(images, self.shift, rngs)
         if self.crop or self.rotate:
-            image = self._crop_and_rotate(image, rng)
-        return colour_jitter(image, self.colour, rng) if self.colour else image
+            images = np.stack([self._crop_and_rotate(*pair) for pair in zip(images, rngs, strict=True)])
+        if self.colour:
+            images = np.stack([colour_jitter(image, self.colour, rng) for image, rng in zip(images, rngs, strict=True)])
+        return random_erasing(images, self.erase, self.erase_area, rngs) if self.erase else images
 
     def _crop_and_rotate(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Random resized crop (Szegedy et al. 2015) and rotation in one resampling.
@@ -189,12 +198,32 @@ class ImageAugmentation:
         return resampled_window(image, centre, scale, float(angle))
 
 
-def random_shift(image: np.ndarray, shift: float, rng: np.random.Generator) -> np.ndarray:
-    height, width = image.shape[:2]
+def random_shift(images: np.ndarray, shift: float, rngs: Sequence[np.random.Generator]) -> np.ndarray:
+    height, width = images.shape[1:3]
     limits = int(shift * height), int(shift * width)
-    down, right = (int(rng.integers(0, 2 * limit + 1)) for limit in limits)
-    padded = np.pad(image, ((limits[0], limits[0]), (limits[1], limits[1]), (0, 0)), mode="edge")
-    return padded[down : down + height, right : right + width]
+    drawn = [[rng.integers(0, 2 * limit + 1) for limit in limits] for rng in rngs]
+    padded = np.pad(images, ((0, 0), (limits[0], limits[0]), (limits[1], limits[1]), (0, 0)), mode="edge")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), (1, 2))  # B 2h+1 2w+1 C Y X
+    down, right = np.array(drawn, np.int64).reshape(-1, 2).T
+    return windows[np.arange(len(images)), down, right].transpose(0, 2, 3, 1)
+
+
+def random_erasing(
+    images: np.ndarray, probability: float, max_area: float, rngs: Sequence[np.random.Generator]
+) -> np.ndarray:
+    """Random erasing (Zhong et al. 2020): noise in a rectangle of random area and of aspect ratio 3:10 to 10:3."""
+    erased, (height, width, channels) = images.copy(), images.shape[1:]
+    for image, rng in zip(erased, rngs, strict=True):
+        if rng.random() >= probability:
+            continue
+        area = rng.uniform(MIN_ERASED, max_area) * height * width
+        ratio = math.exp(rng.uniform(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        high = min(max(round(math.sqrt(area * ratio)), 1), height)
+        wide = min(max(round(math.sqrt(area / ratio)), 1), width)
+        top, left = int(rng.integers(height - high + 1)), int(rng.integers(width - wide + 1))
+        noise = rng.integers(0, 256, (high, wide, channels), np.uint8)
+        image[top : top + high, left : left + wide] = noise
+    return erased
 
 
 def resampled_window(image: np.ndarray, centre: np.ndarray, scale: np.ndarray, angle: float) -> np.ndarray:

@@ -28,6 +28,7 @@ from transduce.decoding.logits_processors import (
     SuppressTokens,
 )
 from transduce.decoding.search_state import no_coverage_error
+from transduce.encoders.character_aware import WordPieceEmbedding
 from transduce.errors import InputError
 from transduce.flow import EOS
 from transduce.layers.embedding import Embedding, Output, output_transform
@@ -273,6 +274,9 @@ def build_model(
         encoder, source = build_encoder(recipe.encoder, source_size, recipe.scale_embedding)
         if source is not None:
             source.source_eos = recipe.source_eos
+        for part in encoder.modules():
+            if starts is not None and isinstance(part, WordPieceEmbedding):
+                part.word_starts = torch.tensor(starts)
     if recipe.head is not None:
         assert encoder is not None
         begins = torch.ones(source_size, dtype=torch.bool) if starts is None else torch.tensor(starts)
@@ -339,7 +343,7 @@ def build_encoder(spec: Spec, size: int, scale_embedding: bool) -> tuple[contrac
         parts = {}
         for name, part in spec["parts"].items():
             parts[name], text = build_encoder(part, size, scale_embedding)
-            if text is not None:  # texts of equal width share their embedding
+            if text is not None and parts[name].embedding is text:  # texts of equal width share their embedding
                 parts[name].embedding = texts.setdefault(text.width, text)
         return factory(contracts.Encoder, own)(parts), texts.get(spec["width"])
     if "front" in spec:

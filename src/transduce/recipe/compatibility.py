@@ -43,6 +43,12 @@ def check_shape(recipe: Recipe, where: str) -> None:
         raise InputError("a model needs a decoder, or an encoder and a head", where=where, remedy="add model.decoder")
     if model.head is not None:
         _check_labels(model.head, recipe, where)
+    if (model.encoder or {}).get("kind") == "character_aware" and recipe.tokens.source.kind in ("chars", "bytes"):
+        raise InputError(
+            f"character_aware composes words, and {recipe.tokens.source.kind} do not tell where a word begins",
+            where=f"{where}.encoder",
+            remedy="set tokens.source: {kind: bpe, size: 2000}",
+        )
     if model.target_encoder is not None:
         _check_target_encoder(recipe, where)
     for name, wanted in (

@@ -7,16 +7,20 @@ the seeds of two files, nothing held out appears in a file to train on. A new se
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from transduce.errors import InputError, nearest
 from transduce.flow import Example
+from transduce.storage import make_folder, open_atomic
 from transduce.synthetic import algorithmic, dates, grammars, media, sentences, words
-from transduce.synthetic.dataset import SyntheticDataset, distinct, write_folder
+from transduce.synthetic.dataset import HELD_OUT, SyntheticDataset, distinct, pair_line, write_folder
 
-__all__ = ["SYNTHETIC", "SyntheticDataset", "generate", "write_files"]
+__all__ = ["SYNTHETIC", "SyntheticDataset", "generate", "write_files", "write_splits"]
+
+Length = tuple[int, int]  # lowest and highest number of letters
 
 SYNTHETIC: dict[str, SyntheticDataset] = {
     "transliteration": SyntheticDataset(
@@ -118,11 +122,15 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
 }
 
 
-def generate(name: str, count: int, seed: int = 1, *, held_out: bool = False) -> Iterator[Example]:
+def generate(
+    name: str, count: int, seed: int = 1, *, held_out: bool = False, length: Length | None = None
+) -> Iterator[Example]:
     """`count` distinct examples of a text data set; the columns of a source are separated by tabs."""
-    dataset = _dataset(name)
+    dataset = _dataset(name, length)
     if dataset.writes_files:
         raise InputError(f"the sources of {name} are files", remedy="write them to a folder: --output FOLDER")
+    if length is not None:
+        algorithmic.require_distinct(count, length, share=1 / HELD_OUT if held_out else 1 - 1 / HELD_OUT)
     return _exactly(count, distinct(dataset.generate(_rng(dataset.salt or name, seed, held_out), held_out)), name)
 
 
@@ -134,10 +142,42 @@ def write_files(name: str, folder: Path, count: int, seed: int = 1, *, held_out:
     return write_folder(islice(dataset.generate(_rng(dataset.salt or name, seed, held_out), held_out), count), folder)
 
 
-def _dataset(name: str) -> SyntheticDataset:
+def write_splits(
+    name: str, folder: Path, counts: tuple[int, int, int], seed: int = 1, *, length: Length | None = None
+) -> list[Path]:
+    """Writes train.tsv, dev.tsv and test.tsv of a text data set with `counts` examples; returns their paths.
+
+    Development and test examples are of the held-out part; those of `copy`, `reverse` and `sort` are other sources of
+    the same distribution (`algorithmic.split`). No example is in two files; a file without examples is not written.
+    """
+    dataset, (train, dev, test) = _dataset(name, length), counts
+    if dataset.writes_files:
+        raise InputError(f"the sources of {name} are files", remedy="write one folder for each split: --held-out")
+    parts: list[Iterable[Example]]
+    if name in algorithmic.TASKS:
+        parts = list(algorithmic.split(name, train, dev, test, seed, length=length or algorithmic.LENGTH))
+    else:
+        others = list(generate(name, dev + test, seed, held_out=True))
+        parts = [generate(name, train, seed), others[:dev], others[dev:]]
+    paths = []
+    for split, count, examples in zip(("train", "dev", "test"), counts, parts, strict=True):
+        if count:
+            paths.append(make_folder(folder) / f"{split}.tsv")
+            with open_atomic(paths[-1]) as stream:
+                stream.writelines(pair_line(example, dataset.columns).encode() for example in examples)
+    return paths
+
+
+def _dataset(name: str, length: Length | None = None) -> SyntheticDataset:
+    """The data set of a name; with sources of another `length` where they are letters."""
     if name not in SYNTHETIC:
         raise InputError(f"no synthetic data set is called {name!r}", remedy=nearest(name, SYNTHETIC))
-    return SYNTHETIC[name]
+    if length is None:
+        return SYNTHETIC[name]
+    if name not in algorithmic.TASKS:
+        known = ", ".join(algorithmic.TASKS)
+        raise InputError(f"the length of {name} cannot be chosen", remedy=f"leave out --length; it is for {known}")
+    return replace(SYNTHETIC[name], generate=algorithmic.generator(name, length))
 
 
 def _rng(salt: str, seed: int, held_out: bool) -> random.Random:

@@ -37,11 +37,12 @@ def generate(
     return islice(_sample(permutation, random.Random(seed), length, symbols), count)
 
 
-def generator(task: str) -> Callable[[random.Random, bool], Iterator[Example]]:
+def generator(task: str, length: tuple[int, int] = LENGTH) -> Callable[[random.Random, bool], Iterator[Example]]:
     """The generator of a task for the registry of synthetic data sets: whole sources are held out."""
+    _check(length, LETTERS)
 
     def generate_split(rng: random.Random, held_out: bool) -> Iterator[Example]:
-        examples = _sample(_permutation(task), rng, LENGTH, LETTERS)
+        examples = _sample(_permutation(task), rng, length, LETTERS)
         return (example for example in examples if is_held_out(example.source) == held_out)
 
     return generate_split
@@ -76,13 +77,7 @@ def split(
     """Train, development and test examples; no source occurs twice, within a list or across lists."""
     permutation, total = _permutation(task), train + dev + test
     _check(length, symbols)
-    # With at most half of all sequences taken, about every second sample is new (short sequences run out earlier).
-    possible = sum(len(symbols) ** size for size in range(length[0], length[1] + 1))
-    if 2 * total > possible:
-        raise InputError(
-            f"{total} distinct sources requested, but there are only {possible}",
-            remedy="allow longer sequences or more symbols, so that at most half of all sequences are used",
-        )
+    require_distinct(total, length, symbols)
     distinct: dict[str, Example] = {}
     for example in _sample(permutation, random.Random(seed), length, symbols):
         if len(distinct) == total:
@@ -92,6 +87,21 @@ def split(
     # Short sequences are sampled early and soon all taken: without shuffling, the test set would lack them.
     random.Random(seed).shuffle(examples)
     return examples[:train], examples[train : train + dev], examples[train + dev :]
+
+
+def require_distinct(
+    total: int, length: tuple[int, int], symbols: Sequence[str] = LETTERS, *, share: float = 1.0
+) -> None:
+    """Refuses more sources than half of all sequences, or of a `share` of them.
+
+    With at most half of them taken, about every second sample is new (short sequences run out earlier).
+    """
+    possible = sum(len(symbols) ** size for size in range(length[0], length[1] + 1))
+    if 2 * total > share * possible:
+        raise InputError(
+            f"{total} distinct sources requested, but there are only {int(share * possible)}",
+            remedy="allow longer sequences or more symbols, so that at most half of all sequences are used",
+        )
 
 
 def invent_words(count: int, seed: int = 1) -> tuple[str, ...]:

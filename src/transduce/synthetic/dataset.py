@@ -84,6 +84,11 @@ def distinct(examples: Iterable[Example]) -> Iterator[Example]:
             yield example
 
 
+def pair_line(example: Example, columns: int) -> str:
+    """The line of an example in a file: TSV, or plain text where there is no source."""
+    return f"{example.source}\t{example.target}\n" if columns else f"{example.target}\n"
+
+
 def write_folder(examples: Iterable[FileExample], folder: Path) -> Path:
     """Writes the files, the pairs and the truth of these examples; returns the path of pairs.tsv."""
     with (

@@ -35,7 +35,7 @@ def test_kaldi_scale_agrees_with_kaldi(rate: int, bands: int, window: float, hop
     kaldi.input_finished()
     wanted = np.stack([kaldi.get_frame(number) for number in range(kaldi.num_frames_ready)])
     spectrum = LogMelSpectrogram(rate, bands, window, hop, "kaldi")
-    found = spectrum(torch.tensor(samples)).numpy()
+    found = spectrum([torch.tensor(samples)])[0].numpy()
     assert found.shape == wanted.shape == (spectrum.frames(len(samples)), bands)
     np.testing.assert_allclose(found, wanted, atol=2e-3)
 
@@ -60,6 +60,20 @@ def test_length_agrees_with_the_batch_and_rows_are_independent(one: int, other: 
     assert both.mask.sum(1).tolist() == [part.length(row) for row in kept]
     alone = part.collate(kept[1:])
     torch.testing.assert_close(both.values[1][both.mask[1]], alone.values[0])
+
+
+@pytest.mark.parametrize("scale", ["kaldi", "whisper"])
+def test_augmentation_of_a_recording_does_not_depend_on_its_batch(scale: str) -> None:
+    part = Audio(scale=scale, mels=20, speed=0.1, time_masks=2, frequency_masks=1)
+    kept = [noise(length, length) for length in (1600, 9000, 4000, 5000, 4000, 7000)]
+    together = part.collate(kept, [np.random.default_rng(seed) for seed in range(6)])
+    for number, one in enumerate(kept):
+        alone = part.collate([one], [np.random.default_rng(number)])
+        assert together.mask[number].sum() == alone.values.size(1)
+        torch.testing.assert_close(
+            together.values[number, : alone.values.size(1)], alone.values[0], atol=1e-4, rtol=1e-4
+        )
+        assert not together.values[number, alone.values.size(1) :].any()
 
 
 def test_augmentation_applies_only_in_training_and_is_deterministic() -> None:

@@ -73,5 +73,5 @@ def test_rotated_crop_agrees_with_kornia(high, wide, down, across, turn):
 
 def test_flip_agrees_with_kornia():
     transform = pytest.importorskip("kornia.geometry.transform")
-    assert_same(ImageAugmentation(flip=0.5)(PICTURE, Told(0.4)), transform.hflip(as_tensor(PICTURE)))
-    assert_same(ImageAugmentation(flip=0.5)(PICTURE, Told(0.6)), as_tensor(PICTURE))
+    assert_same(ImageAugmentation(flip=0.5)(PICTURE[None], [Told(0.4)])[0], transform.hflip(as_tensor(PICTURE)))
+    assert_same(ImageAugmentation(flip=0.5)(PICTURE[None], [Told(0.6)])[0], as_tensor(PICTURE))

@@ -201,7 +201,7 @@ class Tokenizer:
             ]
             return starts + [False] * (self.size * self.vocabulary.word_marks)
         if self._spaced:
-            return [content[:1] == b" " and content != b" " for content in self._content]
+            return [content[:1] == b" " for content in self._content]
         words = self.kind in ("words", "labels")
         return [
             words and (number == UNK or (number >= len(SPECIALS) and bool(content) and not content.isspace()))
