@@ -442,10 +442,12 @@ def claim_page(name: str) -> str:
 
 def claims_page() -> str:
     """The index of the claims as it is, with the table of the recorded measurements."""
-    lines = ["", "| claim | statement | as measured |", "|---|---|---|"]
+    lines, records = ["", "| claim | statement | as measured |", "|---|---|---|"], []
     for name, claim in CLAIMS.items():
-        record = read_record(CLAIM_RECORDS / f"{name}.json")
+        records.append(record := read_record(CLAIM_RECORDS / f"{name}.json"))
         lines.append(f"| [{name}]({name}.md) | {claim.statement} | {verdict(record.measurement)} |")
+    processor = sum(record.processor_seconds for record in records)
+    lines += ["", f"The records took {processor:.0f} seconds of one core, trainings included."]
     page = (FOLDER / "claims" / "README.md").read_text(encoding="utf-8")
     return CLAIM_TABLE.sub(lambda _: "\n".join([*lines, "", ""]), page)
 
@@ -497,7 +499,9 @@ def _trials() -> list[str]:
     for trial in map(json.loads, lines):
         if trial["scores"]:
             name = f"{trial['group']}: {trial['dataset'].partition('-')[2]}"
-            found = next(trial["scores"][metric] for metric in ("exact", "bleu") if metric in trial["scores"])
+            found = next(
+                trial["scores"][metric] for metric in ("exact", "bleu", "accuracy") if metric in trial["scores"]
+            )
             scores.setdefault(trial["variant"], {}).setdefault(name, []).append(found)
     names = sorted({name for found in scores.values() for name in found})
     table = ["", f"| variant | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
