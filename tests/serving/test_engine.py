@@ -15,6 +15,7 @@ from contract_fixtures import CPUSearchGraph
 
 from transduce.decoding.continuous_batching import OpenSearch
 from transduce.inference import Model, load
+from transduce.inference.generation import Searcher
 from transduce.inference.protected_spans import KINDS
 from transduce.inference.terminology import Constraints
 from transduce.kernels.cuda_graph import SearchGraphs
@@ -58,7 +59,7 @@ def serve() -> Iterator[Serve]:
 @pytest.fixture
 def captured(attention_run: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     """A model whose steps are captured and launched as on a GPU."""
-    monkeypatch.setattr("transduce.serving.engine.native_encoder_decoder", lambda network: None)
+    monkeypatch.setattr(Searcher, "native", None)
     monkeypatch.setattr("transduce.kernels.cuda_graph.SearchGraph", CPUSearchGraph)
     model = load(attention_run)
     model.searcher.graphs = SearchGraphs()

@@ -7,9 +7,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from io import TextIOBase
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from transduce.contracts import LogitsProcessor, Strategy
 from transduce.data.batching import batch_by_length
 from transduce.data.tokenizers.tokenizer import Tokenizer
-from transduce.decoding.continuous_batching import SearchRequest, continuous_search, plan_searches
+from transduce.decoding.continuous_batching import SearchRequest, SearchShape, continuous_search, plan_searches
 from transduce.decoding.logits_processors import NEVER_GENERATED
 from transduce.decoding.search import SearchStep, observed_search, search, stream_search
 from transduce.decoding.speculative import speculative_search
@@ -25,9 +27,11 @@ from transduce.decoding.strategies import MinimumBayesRisk
 from transduce.errors import InputError
 from transduce.flow import BOS, EOS, Batch, Example, Hypothesis, Padded
 from transduce.inference.long_sources import CHARACTERS_PER_TOKEN
+from transduce.inference.native_search import NativeSearch, native_encoder_decoder
 from transduce.inference.shortlist import NarrowedModel, OutputRows, Shortlist, ShortlistedModel, apply_shortlists
 from transduce.inference.terminology import PhraseIds, constrained_request
 from transduce.kernels.cuda_graph import SearchGraphs
+from transduce.kernels.native.beam_search import NativeEncoderDecoder
 from transduce.modalities.source_encoding import EncodedSource, SourceEncoding, TextSourceEncoding
 from transduce.model import Transducer
 from transduce.recipe import GenerationRecipe, Recipe, build, explain_error
@@ -58,6 +62,11 @@ def map_workers(do: Callable[[Work], Done], work: Sequence[Work], workers: int, 
 
 SearchOptions = tuple[Strategy, tuple[LogitsProcessor, ...]]
 
+# Where searches of many lines are native. In processor time beside modules with packed matrices, greedy and beam of 5:
+# width 128: 4.4 and 3.7 times the speed with 1 line, 1.4 and 1.1 times with 128; width 512: 1.2 times with 1 line, 0.9
+# and 0.8 times with 128.
+NARROW, FEW_ROWS = 128, 8
+
 
 class Searcher:
     """Searches with a network, given the encoding of its sources and the maximal length of its targets."""
@@ -82,6 +91,11 @@ class Searcher:
     def continuous(self) -> bool:
         """Whether searches use continuous batching: captured steps compute finished rows too."""
         return self.graphs is not None and isinstance(self.source_encoding, TextSourceEncoding)
+
+    @cached_property
+    def native(self) -> NativeEncoderDecoder | None:
+        """The network for searches of texts by the native library; None: it does not have such a network."""
+        return native_encoder_decoder(self.network) if isinstance(self.source_encoding, TextSourceEncoding) else None
 
     def search_all(
         self,
@@ -120,9 +134,51 @@ class Searcher:
                 else:
                     requests = [self.request(group, sources, prefixes, settings, numbers) for group in one.groups]
                     found.update(zip(rows, self.search_continuously(requests, settings, one.slots), strict=True))
+        elif self.native is not None and draft is None and prefixes is None:
+            found = self._search_natively(sources, settings, workers)
+            batches = [] if len(found) == len(sources) else batches
         for rows, some in zip(batches, map_workers(find, batches, workers, self.device), strict=True):
             found.update(zip(rows, some, strict=True))
         return [found[row] for row in range(len(sources))]
+
+    def _search_natively(
+        self, sources: Sequence[EncodedSource], settings: GenerationRecipe, workers: int
+    ) -> dict[int, list[Hypothesis]]:
+        """Hypotheses by row, found by the native library; of no row where it does not have such a search."""
+        (strategy, processors), lengths = self.options(settings), [len(source) + 1 for source in sources]
+        max_lengths = self.max_lengths(sources, settings).tolist()
+
+        def find(part: tuple[list[int], int]) -> list[list[Hypothesis]] | None:
+            rows, slots = part
+            longest, most = (max(some[row] for row in rows) for some in (lengths, max_lengths))
+            opened = NativeSearch.open(
+                self.native,
+                self.network,
+                strategy,
+                SearchShape(min(slots, len(rows)), longest, 0, most),
+                processors=processors,
+                nbest=num_hypotheses(strategy, settings),
+                interrupt=np.zeros(1, np.int64),
+            )
+            if opened is None:
+                return None
+            return opened.search_all([sources[row] for row in rows], [max_lengths[row] for row in rows])
+
+        assert self.native is not None
+        rows_together = min(len(sources), settings.batch_tokens // max(lengths, default=1)) * strategy.width
+        wide = self.native.width > NARROW and rows_together > FEW_ROWS
+        if wide or settings.detected_first or settings.forced_prefix:
+            return {}
+        parts = list[tuple[list[int], int]]()
+        for one in plan_searches(lengths, settings.batch_tokens):
+            rows = [row for group in one.groups for row in group]
+            parts += [(rows[first::workers], one.slots) for first in range(min(workers, len(rows)))]
+        found = dict[int, list[Hypothesis]]()
+        for (rows, _), some in zip(parts, map_workers(find, parts, workers, self.device), strict=True):
+            if some is None:
+                return {}
+            found.update(zip(rows, some, strict=True))
+        return found
 
     def _search_constrained(
         self,
@@ -324,6 +380,8 @@ def sample_seeds(settings: GenerationRecipe, numbers: Sequence[int]) -> list[int
 
 class ShortlistSearcher(Searcher):
     """Searches over the tokens that a shortlist gives each source. Steps are not captured: output layers change."""
+
+    native = None
 
     def __init__(self, whole: Searcher, shortlist: Shortlist) -> None:
         super().__init__(whole.network, whole.source_encoding, whole.max_target_length, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -373,9 +373,13 @@ def lower_network(
     return lowered if fused or precision != "auto" else lower_for_gpu(network, "fp32")
 
 
-def weight_versions(network: nn.Module) -> list[tuple[int, int]]:
-    """Address and version of every weight: while they stay the same, a lowered copy is up to date."""
-    weights = [*network.parameters(), *network.buffers()]
+def weight_versions(parts: Sequence[nn.Module]) -> list[tuple[int, int]]:
+    """Address and version of every weight of these modules: while they stay the same, a lowered copy is up to date.
+
+    Read from the modules themselves: `parameters()` of a network takes longer than the encoder of a small one.
+    """
+    tables = [table for part in parts for table in (part._parameters, part._buffers) if table]
+    weights = [weight for table in tables for weight in table.values() if weight is not None]
     return [(one.data_ptr(), 0 if one.is_inference() else one._version) for one in weights]
 
 

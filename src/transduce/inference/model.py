@@ -107,9 +107,10 @@ class Model:
     @property
     def lowered(self) -> Transducer:
         """The network that generates and embeds: on a CPU a lowered copy, made again when weights have changed."""
-        if not self._lowers or self.device.type != "cpu" or any(map(has_hooks, self.network.modules())):
+        parts = list(self.network.modules()) if self._lowers and self.device.type == "cpu" else []
+        if not parts or any(map(has_hooks, parts)):
             return self.network
-        versions = weight_versions(self.network)
+        versions = weight_versions(parts)
         if self._lowered is None or self._lowered[0] != versions:
             self._lowered = versions, lower_network(self.network, "fp32")
         return self._lowered[1]

@@ -11,7 +11,7 @@ from torch import nn
 
 from transduce.attention.positions import Learned, NoPosition, Sinusoidal
 from transduce.contracts import LogitsProcessor, Strategy
-from transduce.decoding.continuous_batching import SearchShape
+from transduce.decoding.continuous_batching import GROUPS_PER_SEARCH, SearchShape
 from transduce.decoding.search import Stepper, common_tokens
 from transduce.decoding.strategies import Beam, Greedy
 from transduce.encoders.transformer import TransformerEncoder
@@ -187,6 +187,17 @@ class NativeSearch:
         found = {self._numbers[slot]: self._hypotheses(slot) for slot in search.advance(steps)}
         self._release(list(found))
         return found
+
+    def search_all(self, sources: Sequence[Sequence[int]], max_lengths: Sequence[int]) -> list[list[Hypothesis]]:
+        """Hypotheses of each source, in order. A group of sources enters when as many slots are free."""
+        group, found, entered = -(-self.shape.slots // GROUPS_PER_SEARCH), dict[int, list[Hypothesis]](), 0
+        while len(found) < len(sources):
+            if entered < len(sources) and (self.free >= group or not self.active):
+                rows = range(entered, min(entered + self.free, len(sources)))
+                self.add([sources[row] for row in rows], [max_lengths[row] for row in rows], rows)
+                entered = rows.stop
+            found |= self.advance()
+        return [found[row] for row in range(len(sources))]
 
     def _hypotheses(self, slot: int) -> list[Hypothesis]:
         buffers, found = self._search.buffers, list[Hypothesis]()

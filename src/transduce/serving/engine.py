@@ -33,7 +33,7 @@ from transduce.decoding.strategies import BestPath
 from transduce.flow import BOS, Batch, Hypothesis, Padded
 from transduce.inference.generation import Searcher, num_hypotheses, sample_seeds
 from transduce.inference.model import Model
-from transduce.inference.native_search import NativeSearch, native_encoder_decoder
+from transduce.inference.native_search import NativeSearch
 from transduce.inference.terminology import PhraseIds
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource
@@ -195,7 +195,6 @@ class Engine:
         self.active = metrics.active.labels(name)
         self.batch_size = metrics.batch_size.labels(name)
         self.cancelled = metrics.cancelled.labels(name)
-        self._native = native_encoder_decoder(self.searcher.network)  # None: the network has no native searches
         self._interrupt = np.zeros(1, np.int64)  # not 0: something is in the inbox, for which a native search ends
         self._inbox: deque[Task | Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -460,9 +459,9 @@ class Engine:
         length = min(settings.max_length, searcher.max_target_length) + prefix
         shape = SearchShape(self.max_batch, columns, prefix, min(length, searcher.max_target_length))
         options: dict[str, Any] = {"processors": processors, "nbest": num_hypotheses(strategy, settings)}
-        if self._native is not None:
+        if searcher.native is not None:
             native = NativeSearch.open(
-                self._native, searcher.network, strategy, shape, interrupt=self._interrupt, **options
+                searcher.native, searcher.network, strategy, shape, interrupt=self._interrupt, **options
             )
             if native is not None:
                 return native

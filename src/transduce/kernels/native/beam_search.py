@@ -129,6 +129,11 @@ class NativeEncoderDecoder:
         )
         self.address = ctypes.addressof(self.struct)
 
+    @property
+    def width(self) -> int:
+        """Width of the decoder."""
+        return int(self.struct.target.width)
+
     def __deepcopy__(self, memo: dict[int, object]) -> NativeEncoderDecoder:
         return self  # immutable
 
