@@ -38,22 +38,31 @@ LETTERS = "The recipe was chosen among the networks that [the table of developme
 TRIED = {
     "multi30k-en-de": "Pre-norm and post-norm, length penalties 0.6 and 1.0, the last weights instead of their "
     "mean ([results](results.md)): 40.6 to 41.1.",
-    "multi30k-en-de-r-drop": "The weight 1 of R-Drop and the 8,000 updates of `multi30k-en-de`; the two seeds have 42.0 and "
-    "41.5. Other weights and longer training were not tried.",
+    "multi30k-en-de-r-drop": "The weight 1 of R-Drop and the 8,000 updates of `multi30k-en-de`; the two seeds have "
+    "42.0 and 41.5. Other weights and longer training were not tried.",
     "cmudict": "An LSTM with additive attention; five of them are the row `cmudict-ensemble`. On development words, "
     "Transformers of width 256 with rotary positions were not better.",
     "cmudict-ensemble": "Five models of one recipe, with different seeds; no mixture of networks.",
     "g2p2021-low": f"{LETTERS}. The baseline is an ensemble, and this is one model.",
     "g2p2021-low-ensemble": f"{LETTERS}, here five models of the same kind.",
     "g2p2021-medium": f"{LETTERS}. The baseline is an ensemble, and this is one model.",
-    "inflection2017-low": f"{LETTERS}.",
+    "inflection2017-low": f"{LETTERS}, and its artificial examples among those of the paper, with vowels kept, and "
+    "with exchanged beginnings, edges and citation forms. Not tried: an ensemble, imitation learning, rules as a "
+    "member.",
     "inflection2017-medium": f"{LETTERS}.",
     "inflection2017-high": f"{LETTERS}. Hungarian is the language that is behind.",
     "scan-length": "On development commands of 17 to 22 actions, after training on up to 16: GRUs of width 50 with "
     "dropout 0.5 reach 9.6 with Luong attention, 12.6 with additive attention, 12.4 with an encoder in one direction "
-    "or a location-aware score. The record is of width 128 with Luong attention.",
+    "or a location-aware score. Additive attention with batches of 256 tokens: 8.6 after 3,000 updates, on 500 of the "
+    "commands, still improving. The record is of width 128 with Luong attention. Not tried: scheduled sampling, LSTMs "
+    "without attention, reversed sources.",
     "scan-jump": "On a development set of the same kind (`look` seen alone), LSTMs of width 100 with additive "
-    "attention get no command right. Convolutions were not tried.",
+    "attention get no command right. Convolutions are the row `scan-jump-convolution`.",
+    "scan-jump-convolution": "On 300 commands of a development set of the same kind (`look` seen alone), one seed "
+    "each, width 64: learned positions, learning rate 0.001 and 2,000 updates: 1.3. No positions, learning rate 0.003 "
+    "and 1,500 updates: 21.3; with label smoothing 0.1 as in the record 32.3, with 0.2 30.3. Dropout 0.4 in place of "
+    "0.25: 16.7. Without label smoothing, three layers of kernel 3 in the encoder: 10.0, and 3,000 updates: 5.0. The "
+    "width of the paper, 512, was not tried.",
     "scan-cutoff-26": "One seed; the development set has no longer sequences than the training set. With three "
     "different layers and pre-norm, in place of one layer that is used three times: 60.9 with the bias of T5 and 58.7 "
     "with the relative positions of Shaw et al. 2018.",
@@ -67,9 +76,14 @@ TRIED = {
     "flickr8k-hard": "600 updates on a CPU, still improving on the development images at the end; the frozen network "
     "and the images are those of `flickr8k-soft`.",
     "fsdd": "Masked frames and mel bands and changes of speed. The seeds differ by three points, ten recordings.",
-    "sst2": "The recipe that is chosen without any option.",
+    "sst2": "The recipe that is chosen without any option, a GRU over words: 80.0 on the development set. There the "
+    "character-aware encoder, with word dropout, has 79.4 (one training each), and one convolution of kernel 5 with "
+    "dropout 0.5 had at most 75.0 in 352 of its 480 updates. The published figure has pretrained word vectors. Larger "
+    "weight decay and other pooling were not tried.",
     "sst2-minilm": "One learning rate, all layers trained.",
-    "ud-ewt": "The recipe that is chosen without any option.",
+    "ud-ewt": "The recipe that is chosen without any option, a character-aware encoder: 93.4 on the development set, "
+    "where a GRU over words has 92.0. The published tagger has pretrained word vectors; `ud-ewt-minilm` is the row "
+    "with pretraining.",
 }
 NAMES = {
     "bleu_tokenised": "BLEU, tokenised",
