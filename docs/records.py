@@ -8,6 +8,7 @@ the scoreboard. `docs/generate.py` writes the numbers of the records into the pa
     python docs/records.py gru lstm   the same for some of them
     python docs/records.py --missing  runs commands that have no record, and writes it
     python docs/records.py --write    writes new records in place of the old ones
+    python docs/records.py --data DIR also runs commands on data that cannot be published: DIR has a folder for each set
 """
 
 from __future__ import annotations
@@ -32,9 +33,19 @@ SHARED = ("docs", "recipes", "examples")  # what commands name relative to the r
 # A dash stands for a number whose command has not been run yet.
 NAME = r"(?P<name>(?:scoreboard/)?[a-z][\w-]*)"
 MARK = re.compile(rf"(?P<shown>[\d.,]*\d|–)<!-- {NAME}\.(?P<key>[a-z_][\w@]*(?:\.(?:low|high))?) -->")
-COUNTS = ("parameters", "seconds", "updates", "seeds", "leaked_pairs", "shapes")
-DECIMALS = {**dict.fromkeys(COUNTS, 0), "perplexity": 2, "per": 2, "bits_per_character": 3, "nats_per_character": 3}
+COUNTS = ("parameters", "seconds", "updates", "seeds", "leaked_pairs", "shapes", "words", "removals", "lines")
+MEASURED = ("removed", "random", "swap", "occlusion")  # of attention
+DECIMALS = {
+    **dict.fromkeys(COUNTS, 0),
+    **dict.fromkeys(MEASURED, 2),
+    "perplexity": 2,
+    "per": 2,
+    "bits_per_character": 3,
+    "nats_per_character": 3,
+}
 WRITES = re.compile(r"(?:--run runs/|--json )(?P<name>[a-z][\w-]*)(?:\.json)?(?:\s|$)")
+# Data sets that commands name and no command makes; the folder of the user has them (--data).
+GIVEN = re.compile(r"(?<![\w/])(flickr8k)/")
 MEASURES = ("transduce ", "python examples/")
 PREPARES = ("transduce data ", "transduce demo --task dates --write", "transduce encode-images ", "head ", "mkdir ")
 
@@ -53,6 +64,11 @@ class Command:
         """The runs that the command reads."""
         read = re.sub(r"--run runs/\S+", "", self.line)
         return re.findall(r"\bruns/([a-z][\w-]*)", read)
+
+    @property
+    def given(self) -> set[str]:
+        """The data sets that the command reads and that no command makes."""
+        return set(GIVEN.findall(self.line))
 
 
 def pages() -> list[Path]:
@@ -139,8 +155,8 @@ def with_numbers(text: str) -> str:
 class Workplace:
     """A temporary folder in which the commands of the pages run, each of them once."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, data: Path | None = None) -> None:
+        self.folder, self.data = folder, data
         self.done: set[Command] = set()
         self.made: dict[Command, dict[str, Any]] = {}
         self.known = named()
@@ -152,7 +168,15 @@ class Workplace:
             place.mkdir(parents=True)
             for name in SHARED:
                 (place / name).symlink_to(FOLDER.parent / name)
+            for given in self.data.iterdir() if self.data else ():
+                (place / given.name).symlink_to(given.absolute())
         return place
+
+    def lacks(self, command: Command) -> set[str]:
+        """The data sets that a command, or one that it needs, reads and that are not here."""
+        needed = [command, *(self.known[name] for name in command.needs if name in self.known)]
+        given = set().union(*(one.given for one in needed))
+        return {name for name in given if self.data is None or not (self.data / name).exists()}
 
     def run(self, command: Command) -> dict[str, Any]:
         """Runs what the command needs, then the command; returns its record."""
@@ -240,6 +264,7 @@ def main() -> int:
     parser.add_argument("--missing", action="store_true", help="only commands without a record")
     parser.add_argument("--write", action="store_true", help="write the new records")
     parser.add_argument("--keep", type=Path, help="folder to run in, kept afterwards")
+    parser.add_argument("--data", type=Path, help="folder of data sets that cannot be published, such as flickr8k")
     given = parser.parse_args()
     known, stated = named(), marks()
     names = given.names or [name for name in known if name in stated]
@@ -249,8 +274,11 @@ def main() -> int:
     RECORDS.mkdir(exist_ok=True)
     changed = 0
     with tempfile.TemporaryDirectory() as temporary:
-        workplace = Workplace((given.keep or Path(temporary)).absolute())
+        workplace = Workplace((given.keep or Path(temporary)).absolute(), given.data)
         for name in names:
+            if lacking := workplace.lacks(known[name]):
+                print(f"{name}: not run, it needs --data with {', '.join(sorted(lacking))}")
+                continue
             old, new = read_record(name), workplace.run(known[name])
             lines = [] if old is None else list(drift(old, new))
             changed += bool(lines)

@@ -111,3 +111,19 @@ def test_drift_is_a_score_outside_of_its_interval():
         new = {**old, "scores": {"exact": {"value": value}}}
         assert bool(list(records.drift(old, new))) == drifts
     assert list(records.drift(old, {**old, "parameters": 6})) == ["parameters: 5 -> 6"]
+
+
+def test_commands_on_data_that_cannot_be_published_need_their_folder(tmp_path, monkeypatch):
+    page = tmp_path / "tasks" / "page.md"
+    page.parent.mkdir()
+    page.write_text(
+        "```sh\ntransduce train recipes/flickr8k/a.yaml --run runs/a data.train=flickr8k/train.tsv\n"
+        "python examples/b.py runs/a x --json b.json\ntransduce train recipes/flickr8k/a.yaml --run runs/c\n```\n"
+    )
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    known = records.named()
+    (tmp_path / "data" / "flickr8k").mkdir(parents=True)
+    bare, given = records.Workplace(tmp_path), records.Workplace(tmp_path / "w", tmp_path / "data")
+    assert [bare.lacks(known[name]) for name in "abc"] == [{"flickr8k"}, {"flickr8k"}, set()]
+    assert [given.lacks(known[name]) for name in "abc"] == [set(), set(), set()]
+    assert (given.place("tasks/page.md") / "flickr8k").is_dir()
