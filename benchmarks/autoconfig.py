@@ -189,6 +189,12 @@ PRONUNCIATION = ("g2p low", "g2p medium")
 INFLECTIONS = ("inflect low", "inflect medium", "inflect high")
 # A validation of 1,000 forms takes a CPU as long as a hundred updates of so small a network.
 SHORT = _schedule(2e-3, 1024, validate_every=400, checkpoint_every=400, **PLAIN)
+HALLUCINATION = {"kind": "hallucination", "keep_vowels": True}
+AUGMENTATIONS: dict[str, dict[str, Any]] = {
+    "conditioned, exchange, edges, citations": {"exchange": 0.7, "replace_edges": True, "citations": 0.1},
+    "conditioned, exchange, citations": {"exchange": 0.7, "citations": 0.1},
+    "conditioned, exchange, edges": {"exchange": 0.7, "replace_edges": True},
+}
 CHARACTER_VARIANTS = (
     Variant("chosen"),
     Variant("chosen, without augmentation", settings=("data.augmentation=null",), groups=INFLECTIONS[:2]),
@@ -225,6 +231,16 @@ CHARACTER_VARIANTS = (
         SHORT,
         ("data.augmentation.keep_vowels=true",),
         groups=INFLECTIONS[:1],
+    ),
+    *(
+        Variant(
+            name,
+            _conditioned(96, 0.4),
+            SHORT,
+            (f"data.augmentation={json.dumps(HALLUCINATION | options)}",),
+            INFLECTIONS[:1],
+        )
+        for name, options in AUGMENTATIONS.items()
     ),
     Variant("lstm 256 x 2", _recurrent("lstm", 256, 2, 0.4), _schedule(1e-3, 2048), groups=PRONUNCIATION),
     Variant(
@@ -479,7 +495,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--grid", choices=list(GRIDS), default="characters")
     parser.add_argument("--only", nargs="*", default=[], help="variants, by name")
-    parser.add_argument("--sets", nargs="*", default=[], help="groups of data sets, by name")
+    parser.add_argument("--sets", nargs="*", default=[], help="data sets or groups of them, by name")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
     parser.add_argument("--minutes", type=float, default=60.0, help="no training starts after this time")
@@ -494,7 +510,8 @@ def run_grid(args: argparse.Namespace, folder: Path) -> list[Trial]:
     """All trainings, then all ensembles whose members are there."""
     make_sets, variants = GRIDS[args.grid]
     variants = tuple(one for one in variants if not args.only or one.name in args.only)
-    sets = {one.name: one for one in make_sets(args.data, folder) if not args.sets or one.group in args.sets}
+    every, wanted = make_sets(args.data, folder), {*args.sets}
+    sets = {one.name: one for one in every if not wanted or wanted & {one.group, one.name}}
     todo = [(s, v, seed) for seed in args.seeds for s in sets.values() for v in variants]
     todo = [one for one in todo if not one[1].groups or one[0].group in one[1].groups]
     todo.sort(key=lambda one: (one[2], -one[0].steps))  # the longest first, so that no worker is left with one

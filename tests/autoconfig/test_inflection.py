@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transduce.autoconfig import plan_for, recipe_for
-from transduce.autoconfig.tasks import inflection_table
+from transduce.autoconfig.tasks import VARIED_STEMS, inflection_table
 from transduce.data.prepare import prepare_data, train_tokenizers
 from transduce.data.readers.corpus import read_corpus
 from transduce.data.tokenizers.tokenizer import Tokenizer
@@ -109,8 +109,9 @@ def test_columns_of_a_tsv_are_named_by_number(tmp_path: Path) -> None:
 def test_small_tables_get_artificial_examples(tmp_path: Path) -> None:
     table = written(tmp_path / "table.tsv", FORM_SECOND)
     small = plan_for(table)
-    assert small.recipe.data.augmentation == {"kind": "hallucination", "examples": 10_000, "keep_vowels": True}
-    assert "inflect low, conditioned, vowels kept" in small.reasons["data.augmentation"]
+    assert small.recipe.data.augmentation == {"kind": "hallucination", "examples": 10_000, **VARIED_STEMS}
+    assert "inflect low, conditioned, exchange, edges, citations" in small.reasons["data.augmentation"]
+    assert small.recipe.training.monitor == "exact"
     decoder, encoder = small.recipe.model.decoder or {}, small.recipe.model.encoder or {}
     assert decoder["condition_input"]
     assert encoder["parts"]["features"]["dropout"] == 0
@@ -119,7 +120,7 @@ def test_small_tables_get_artificial_examples(tmp_path: Path) -> None:
     assert "not measured" in medium.reasons["data.augmentation"]
     assert "condition_input" not in (medium.recipe.model.decoder or {})
     fewer = plan_for(table, ["data.augmentation.examples=50"])
-    assert fewer.recipe.data.augmentation == {"kind": "hallucination", "examples": 50, "keep_vowels": True}
+    assert fewer.recipe.data.augmentation == {"kind": "hallucination", "examples": 50, **VARIED_STEMS}
     none = plan_for(table, ["data.augmentation=null"])
     assert none.recipe.data.augmentation is None
     assert "data.augmentation" not in {*none.reasons, *fewer.reasons}

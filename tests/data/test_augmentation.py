@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.data.augmentation import ARTIFICIAL, Alphabet, Hallucination, augmented, common_stems, vowels_of
+from transduce.data.augmentation import (
+    ARTIFICIAL,
+    Alphabet,
+    Beginnings,
+    Hallucination,
+    alternating_letters,
+    augmented,
+    citation_features,
+    common_stems,
+    vowels_of,
+)
 from transduce.data.batching import DataPosition
 from transduce.data.prepare import PreparedData, prepare_data, train_tokenizers
 from transduce.errors import InputError
@@ -70,9 +80,12 @@ def test_only_letters_inside_a_stem_change_and_equally_on_both_sides() -> None:
     made = list(Hallucination(examples=200)(EXAMPLES, Random(1)))
     assert len(made) == 200
     assert len({one.source for one in made}) > 70
-    for one, (lemma, tags, form) in zip(made, [LINES[0], LINES[1], LINES[2]] * 66, strict=False):
+    for one, (lemma, tags, form) in zip(made, LINES * 50, strict=True):
         new, features = one.source.split("\t")
         assert features == tags
+        if not common_stems(lemma, form, 3):
+            assert (new, one.target) == (lemma, form)
+            continue
         assert len(new) == len(lemma)
         assert len(one.target or "") == len(form)
         assert new != lemma
@@ -89,10 +102,56 @@ def test_rate_one_replaces_every_letter_inside() -> None:
     assert [one == other for one, other in zip(made.source, "gelernt", strict=False)] == [True, *[False] * 5, True]
 
 
-def test_vowels_are_the_letters_that_alternate_with_others() -> None:
-    words = ["banana", "Tomate", "kilometer", "sabotage", "lokal", "petunie", "rot", "minute"]
-    assert vowels_of(words) == set("aeiou")
-    assert vowels_of(["", "a", "bb", "1-2"]) == frozenset()
+def test_vowels_are_known_or_the_letters_that_alternate_with_others() -> None:
+    words = ["banana", "tomate", "kilometer", "sabotage", "lokal", "petunie", "rot", "minute"]
+    assert alternating_letters(words) == vowels_of(words) == set("aeiou")
+    assert alternating_letters(["", "a", "bb", "1-2"]) == vowels_of(["", "bb", "1-2"]) == frozenset()
+    georgian = [word.translate({ord(one): 0x10D0 + ord(one) - ord("a") for one in word}) for word in words]
+    assert vowels_of(georgian) == {chr(0x10D0 + ord(one) - ord("a")) for one in "aeiou"}
+    assert vowels_of(["Szőcs", "чай", "\u0443\u043c"]) == {"ő", "\u0430", "\u0443"}
+
+
+def test_exchanged_beginnings_leave_the_last_vowel_of_the_stem_and_what_follows() -> None:
+    donors = [Example(f"{word}\tN", word) for word in ("tomate", "kilometer")]
+    example = Example("banant\tN;PL", "gebananten")
+    made = {
+        (one.source, one.target)
+        for seed in range(200)
+        if (one := Beginnings(donors, frozenset("aeiou")).exchanged(example, Random(seed))) != example
+    }
+    assert len(made) > 10
+    beginnings = {word[:cut] for word in ("tomate", "kilometer") for cut in range(1, len(word))}
+    for source, target in made:
+        lemma = source.removesuffix("\tN;PL")
+        assert target == f"ge{lemma}en"
+        assert any(lemma == one + rest for one in beginnings for rest in ("anant", "nant", "ant"))
+    assert Beginnings(donors, frozenset("aeiou")).exchanged(Example("st\tN", "st"), Random(0)).source == "st\tN"
+
+
+def test_edges_are_replaced_unless_the_form_repeats_the_last_letter() -> None:
+    lines = [Example("kal\tN;DAT", "kalnak"), Example("dob\tN;INS", "dobbal")]
+    made = list(Hallucination(examples=200, rate=1.0, keep_vowels=True, replace_edges=True)(lines, Random(1)))
+    for one, (lemma, suffix) in zip(made, [("kal", "nak"), ("dob", "bal")] * 100, strict=True):
+        new = one.source.partition("\t")[0]
+        assert one.target == new + suffix
+        assert new[0] != lemma[0]
+        assert (new[2] == lemma[2]) == (lemma == "dob")
+
+
+def test_a_share_of_the_lemmas_are_their_own_citation_forms() -> None:
+    lines = [Example("banana\tN;GEN;PL", "bananas"), Example("tomaten\tV.PTCP;PST", "tomatent")]
+    made = list(Hallucination(examples=1000, citations=0.2)(lines, Random(1)))
+    cited = [one for one in made if one.source.split("\t")[1] not in ("N;GEN;PL", "V.PTCP;PST")]
+    assert 150 < len(cited) < 250
+    assert {one.source.split("\t")[1] for one in cited} == {"N;NOM;SG", "V"}
+    assert all(one.source.split("\t")[0] == one.target for one in cited)
+    assert citation_features(Example("bleu\tADJ;FEM;PL")) == "ADJ;NOM;MASC;SG"
+    contradicted = [*lines, Example("sabot\tN;NOM;SG", "sabota")]
+    made = list(Hallucination(examples=300, citations=1.0)(contradicted, Random(1)))
+    assert {one.source.split("\t")[1] for one in made} == {"N;GEN;PL", "N;NOM;SG", "V"}
+    assert all((one.target or "").endswith("ta") for one in made if one.source.endswith("\tN;NOM;SG"))
+    (without_features,) = Hallucination(examples=1, citations=1.0)([Example("banana", "bananas")], Random(1))
+    assert without_features.target == f"{without_features.source}s"
 
 
 def test_kept_vowels_stay_and_replace_nothing() -> None:

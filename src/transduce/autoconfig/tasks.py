@@ -59,6 +59,7 @@ VERY_FEW_FORMS = 500  # below this many examples the network that was measured w
 FEW_FORMS = 3_000  # below this many examples there are artificial ones
 MANY_FORMS = 5_000  # from this many on a pointer-generator
 ARTIFICIAL_FORMS, ARTIFICIAL_EPOCHS = 10_000, 20
+VARIED_STEMS = {"keep_vowels": True, "replace_edges": True, "exchange": 0.7, "citations": 0.1}
 COVERAGE = {"kind": "attention_penalty", "penalty": "coverage", "weight": 0.3, "label_smoothing": 0.0}
 PLAIN = {"kind": "cross_entropy", "label_smoothing": 0.0}
 
@@ -124,9 +125,11 @@ def inflect(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
     artificial = ARTIFICIAL_FORMS if statistics.pairs < FEW_FORMS else 0
     candidates = (*([POINTER] if statistics.pairs >= MANY_FORMS else []), _edits(statistics, artificial))
     candidate = affordable(candidates, budget)
-    training = training_for(candidate, "cer", budget)
+    training, few = training_for(candidate, "cer", budget), candidate is CONDITIONED_EDITS
+    if few:
+        training["monitor"] = Chosen("exact", "a few outputs that repeat themselves would decide the error rate")
     return {
-        "data": {"augmentation": _hallucination(artificial, candidate is CONDITIONED_EDITS)} if artificial else {},
+        "data": {"augmentation": _hallucination(artificial, few)} if artificial else {},
         "tokens": {"source": CHARACTERS, "target": CHARACTERS, "shared": True},
         "model": {**candidate.model, "encoder": Chosen(candidate.model["encoder"], candidate.evidence)},
         "training": training if candidate is POINTER else {**training, "objective": UNSMOOTHED},
@@ -163,12 +166,12 @@ CONDITIONED_EDITS = MeasuredNetwork(
         "encoder": _with_features({"kind": "recurrent", "cell": "lstm", **_EDIT_PART}, dropout=0.0),
         "decoder": {"kind": "edit_transducer", "condition_input": True, **_EDIT_PART},
     },
-    2_000,
+    1_000,
     BATCH_TOKENS,
     2e-3,
     150,
     f"{EDITS}, with all features at every step, the best network of the grid for 100 inflected forms",
-    ("inflect low", "conditioned, vowels kept"),
+    ("inflect low", "conditioned, exchange, edges, citations"),
     label_smoothing=0.0,
 )
 _POINTER_PART = {"kind": "transformer", "width": 256, "layers": 4, "heads": 4, "ff_width": 1024, "dropout": 0.3}
@@ -193,9 +196,11 @@ def _hallucination(examples: int, measured: bool) -> Chosen:
     reason = f"artificial lemmas: fewer than {FEW_FORMS:,} examples teach their own stems"
     if not measured:
         return Chosen({"kind": "hallucination", "examples": examples}, f"{reason} (not measured)")
-    record = ", ".join(CONDITIONED_EDITS.record)
-    reason = f"{reason}; vowels stay, for suffixes may depend on them ({GRID}: {record})"
-    return Chosen({"kind": "hallucination", "examples": examples, "keep_vowels": True}, reason)
+    reason = (
+        f"{reason}; stems get beginnings of other lemmas and other consonants, vowels stay, for suffixes may depend on "
+        f"them, and lemmas are their own citation forms ({GRID}: {', '.join(CONDITIONED_EDITS.record)})"
+    )
+    return Chosen({"kind": "hallucination", "examples": examples, **VARIED_STEMS}, reason)
 
 
 def _translate(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:

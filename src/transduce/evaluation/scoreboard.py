@@ -217,9 +217,10 @@ def _pronunciation(
     )
 
 
-def _inflection(size: str, baseline: float, best: float) -> Row:
+def _inflection(size: str, baseline: float, best: float, ensemble: int = 1) -> Row:
+    models = f", {ensemble} models" if ensemble > 1 else ""
     return Row(
-        f"CoNLL-SIGMORPHON 2017 inflection, {size}",
+        f"CoNLL-SIGMORPHON 2017 inflection, {size}{models}",
         "CoNLL-SIGMORPHON 2017 task 1, CC BY-SA",
         "task inflect",
         _inflection_files(size),
@@ -229,6 +230,7 @@ def _inflection(size: str, baseline: float, best: float) -> Row:
             Published("best system, mean of 52 languages", {"exact": best}, MEMORY),
         ),
         parts=("hebrew", "hungarian", "russian", "spanish"),
+        ensemble=ensemble,
         remark="The recipe is the one that is chosen without any option. Mean of four languages; the published figures "
         "are means of 52, so they are a mark, not a comparison.",
     )
@@ -352,6 +354,7 @@ ROWS: dict[str, Row] = {
     "g2p2021-medium-ensemble": _pronunciation("medium", MEDIUM, 10.85, ensemble=5),
     "g2p2021-medium-mixed": _pronunciation("medium", MEDIUM, 10.85, ensemble=4, networks=MIXED),
     "inflection2017-low": _inflection("low", 37.9, 50.6),
+    "inflection2017-low-ensemble": _inflection("low", 37.9, 50.6, ensemble=3),
     "inflection2017-medium": _inflection("medium", 64.7, 82.8),
     "inflection2017-high": _inflection("high", 77.8, 95.3),
     "scan-simple": Row(
