@@ -334,6 +334,19 @@ def _fine_tuning(rate: float, layer_decay: float, updates: int, **head: Any) -> 
 TAGS, TEXTS = ("tag",), ("classify",)
 LABEL_VARIANTS = (
     Variant("chosen", groups=(*TAGS, *TEXTS)),
+    Variant(
+        "chosen, stable",
+        settings=(
+            "training.schedule={kind: warmup_stable_decay, warmup: 38}",
+            "training.steps=900",
+            "training.validate_every=25",
+            "training.checkpoint_every=25",
+            "training.patience=10",
+            "training.min_epochs=5",
+            "training.average_checkpoints=3",
+        ),
+        groups=TEXTS,
+    ),
     Variant("gru 256 over words", settings=(WORDS, GRU, "training.batch_tokens=4096"), groups=(*TAGS, *TEXTS)),
     Variant("gru 256 over 8,000 pieces, dropout", settings=(_pieces(8000, 0.1), GRU), groups=(*TAGS, *TEXTS)),
     Variant("character-aware, 2,000 pieces", settings=(_pieces(2000), _character_aware()), groups=(*TAGS, *TEXTS)),

@@ -455,7 +455,8 @@ def claims_page() -> str:
 def autoconfig_page() -> str:
     """The page as it is, with the candidates and the means of the recorded trials."""
     page = (FOLDER / "autoconfig.md").read_text(encoding="utf-8")
-    blocks = {"Candidates": _candidates(), "Record": _trials(), "Speedruns": _speedruns(), "Yoyodyne": _yoyodyne()}
+    blocks = {"Candidates": _candidates(), "Record": _trials(), "Speedruns": _speedruns()}
+    blocks |= {"Defaults": _defaults(), "Yoyodyne": _yoyodyne()}
     for block, lines in blocks.items():
         page = _with_block(page, block, lines)
     return page
@@ -527,6 +528,27 @@ def _speedruns() -> list[str]:
         score = f"{one['score']:.4g} {goal['metric'].replace('_', ' ')} | {goal['value']:g}"
         cells = (one["name"], changes, one["machine"], score, f"{one['seconds']:.0f}", f"{goal['seconds']:g}", most)
         table.append(f"| {' | '.join(cells)} |")
+    return [*table, "", ""]
+
+
+def _defaults() -> list[str]:
+    """The recipes that are chosen beside the hand-written ones: the last training of each."""
+    lines = (FOLDER.parent / "benchmarks" / "results" / "defaults.jsonl").read_text(encoding="utf-8").splitlines()
+    found = {(one["case"], one["chosen"]): one for one in map(json.loads, lines)}
+    table = [
+        "",
+        "| data | metric | hand-written | seconds | chosen | seconds | difference |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for case in dict.fromkeys(case for case, _ in found):
+        written, chosen = found[case, False], found[case, True]
+        cells = (
+            f"{one['test']:.1f} ({one['low']:.1f}–{one['high']:.1f}) | {one['processor_seconds']:.0f}"
+            for one in (written, chosen)
+        )
+        table.append(
+            f"| `{case}` | {written['metric']} | {' | '.join(cells)} | {chosen['test'] - written['test']:+.1f} |"
+        )
     return [*table, "", ""]
 
 

@@ -7,8 +7,8 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from transduce.autoconfig import recipe_for
-from transduce.autoconfig.tasks import TASKS
+from transduce.autoconfig import plan_for, recipe_for
+from transduce.autoconfig.tasks import TASK_RECIPES
 from transduce.cli import app
 from transduce.cli.train import train
 from transduce.errors import InputError
@@ -30,7 +30,10 @@ def test_every_text_dataset_has_a_task_whose_recipe_builds(name, tmp_path):
     dataset = SYNTHETIC[name]
     held_out = written(tmp_path / "test.tsv", name, held_out=True)
     settings = [f"data.test={held_out}", *dataset.settings]
-    recipe = recipe_for(written(tmp_path / "train.tsv", name), settings, dataset.task)
+    plan = plan_for(written(tmp_path / "train.tsv", name), settings, dataset.task)
+    recipe = plan.recipe
+    assert {"training.steps", "training.patience"} <= plan.reasons.keys()
+    assert any(key.startswith("model.") for key in plan.reasons)
     for corpus in () if dataset.settings else (*recipe.data.train, *recipe.data.test):
         assert corpus.format != "pairs" if dataset.columns == 0 else corpus.source_columns == dataset.columns
     completed = build.complete_recipe(recipe)
@@ -68,7 +71,7 @@ def test_a_talk_has_as_many_turns_as_its_file_has_columns(tmp_path):
 
 
 def test_help_has_one_line_for_each_task():
-    assert set(re.findall(r"^ +- ([\w-]+): ", train.__doc__ or "", re.MULTILINE)) == set(TASKS)
+    assert set(re.findall(r"^ +- ([\w-]+): ", train.__doc__ or "", re.MULTILINE)) == set(TASK_RECIPES)
 
 
 def test_lines_of_a_set_are_written(tmp_path):

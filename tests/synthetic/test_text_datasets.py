@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.autoconfig.tasks import TASKS
+from transduce.autoconfig.tasks import TASK_RECIPES
 from transduce.errors import InputError
 from transduce.synthetic import SYNTHETIC, algorithmic, generate, write_splits
 from transduce.synthetic.grammars import AMBIGUOUS, GOOD, VERBS, german_phrase
@@ -197,7 +197,7 @@ def test_held_out_combinations_of_food_and_area_are_not_in_training():
 
 
 def test_every_task_has_a_data_set():
-    assert {dataset.task for dataset in SYNTHETIC.values()} == set(TASKS)
+    assert {dataset.task for dataset in SYNTHETIC.values()} == set(TASK_RECIPES)
 
 
 def test_german_articles_and_adjectives_agree():

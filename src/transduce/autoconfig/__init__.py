@@ -10,7 +10,7 @@ from typing import Any
 
 from transduce.autoconfig.sizes import FEW_PAIRS, TimeBudget, separate
 from transduce.autoconfig.statistics import CorpusStatistics, corpus_statistics
-from transduce.autoconfig.tasks import DATA_SECTIONS, SOURCE_COLUMNS, TASKS, inflection_data, recipe_of_task
+from transduce.autoconfig.tasks import DATA_SECTIONS, SOURCE_COLUMNS, TASK_RECIPES, inflection_data
 from transduce.data.readers.corpus import Invalid, name_columns, read_corpus
 from transduce.data.readers.files import corpus_format
 from transduce.errors import InputError, nearest
@@ -34,8 +34,9 @@ class Plan:
 
     @property
     def text_pairs(self) -> bool:
-        """Whether the recipe was chosen for pairs of texts, by the rules that have reasons."""
-        return not self.recipe.data.sources and not set(self.reasons.values()) <= {GIVEN}
+        """Whether a decoder reads one text and generates another, so that updates can be timed with random tokens."""
+        model = self.recipe.model
+        return not self.recipe.data.sources and None not in (model.encoder, model.decoder)
 
     @property
     def tokens(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -97,8 +98,8 @@ def plan_for(source: str, overrides: Sequence[str] = (), task: str = "generate",
 
 def choose(data: dict[str, Any], task: str = "generate", budget: TimeBudget | None = None) -> Plan:
     """A complete recipe for the corpora of a `data` section, with its reasons."""
-    if task not in TASKS:
-        raise InputError(f"there is no task {task!r}", remedy=nearest(task, TASKS))
+    if task not in TASK_RECIPES:
+        raise InputError(f"there is no task {task!r}", remedy=nearest(task, TASK_RECIPES))
     parse({"data": data})  # reports errors of the section before anything is added
     data, table = inflection_data(data, task)
     if table and task == "generate":
@@ -121,7 +122,7 @@ def choose(data: dict[str, Any], task: str = "generate", budget: TimeBudget | No
     for hint in _hints(statistics, task):
         warnings.warn(hint, stacklevel=3)
     budget = budget or TimeBudget()
-    chosen, reasons = separate(recipe_of_task(task, statistics, budget))
+    chosen, reasons = separate(TASK_RECIPES[task](statistics, budget))
     for key, value in chosen.pop("data", {}).items():  # what is given wins
         merged = {**value, **data[key]} if isinstance(data.get(key), dict) else data.get(key, value)
         if merged != value:

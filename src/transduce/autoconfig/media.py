@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transduce.autoconfig.sizes import cosine, pieces_for
+from transduce.autoconfig.sizes import Chosen, TimeBudget, pieces_for, training_for, usual
 from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.data.readers.corpus import read_corpus
 from transduce.errors import InputError, UnreadableError
@@ -22,24 +22,17 @@ VIDEO_SOURCE = {"sources": {"video": {"kind": "video", "frames": VIDEO_FRAMES, "
 SPEECH_RATE = 16_000  # samples per second that speech needs; lower rates are kept
 UTTERANCE_FRAMES = 250  # assumed per utterance: two and a half seconds
 SPECAUGMENT = {"time_masks": 2, "time_width": 20, "frequency_masks": 1}
+TaskRecipe = Callable[[CorpusStatistics, TimeBudget], dict[str, Any]]
 
 
-def _training(statistics: CorpusStatistics, epochs: int, monitor: str) -> dict[str, Any]:
+def _training(statistics: CorpusStatistics, epochs: int, monitor: str, budget: TimeBudget) -> dict[str, Any]:
     """Batches of 64 pictures; small sets are seen more often."""
     steps = int(min(60_000, max(400, epochs * statistics.pairs / 64)))
-    check = max(25, min(1000, steps // 12))
-    return {
-        **cosine(steps, check, 1e-3),
-        "batch_tokens": 64 * (SIDE + 2 + int(statistics.target.words)),
-        "objective": {"label_smoothing": 0.0},
-        "monitor": monitor,
-        "patience": 6,
-    }
+    return training_for(usual(steps, 64 * (SIDE + 2 + int(statistics.target.words)), 1e-3), monitor, budget)
 
 
-def _classify(statistics: CorpusStatistics) -> dict[str, Any]:
-    """One label: a Transformer over the cells of a small convolutional network, which needs fewer pictures than
-    patches do (Xiao 2021)."""
+def _classify(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
+    """One label."""
     encoder = {
         "kind": "transformer",
         "width": 128,
@@ -52,63 +45,63 @@ def _classify(statistics: CorpusStatistics) -> dict[str, Any]:
     }
     return {
         "tokens": {"target": {"kind": "labels"}},
-        "model": {"encoder": encoder, "head": {"kind": "classifier", "pooling": "mean", "activation": "none"}},
-        "training": _training(statistics, 15, "accuracy"),
+        "model": {
+            "encoder": Chosen(
+                encoder, "a Transformer over the cells of a CNN, which need fewer images than patches (Xiao 2021)"
+            ),
+            "head": {"kind": "classifier", "pooling": "mean", "activation": "none"},
+        },
+        "training": _training(statistics, 15, "accuracy", budget),
         "generation": {"strategy": "greedy"},
         "evaluation": {"metrics": ["accuracy", "macro_f1"]},
     }
 
 
-def _caption(statistics: CorpusStatistics) -> dict[str, Any]:
-    """A sentence: the cells of a convolutional network, read by a recurrent decoder with soft attention (Xu 2015)."""
+def _caption(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
+    """A sentence."""
     rare = 5 if statistics.pairs >= 20_000 else 2 if statistics.pairs >= 5_000 else 1
+    decoder = {"kind": "recurrent", "cell": "gru", "width": 256, "context": "bahdanau", "dropout": 0.2}
     return {
         "tokens": {"target": {"kind": "words", "size": 10_000, "min_count": rare}},
         "model": {
             "encoder": {"kind": "identity", "width": 256, "dropout": 0.2, "front": CELLS},
-            "decoder": {"kind": "recurrent", "cell": "gru", "width": 256, "context": "bahdanau", "dropout": 0.2},
+            "decoder": Chosen(decoder, "a recurrent decoder with soft attention to the cells of a CNN (Xu 2015)"),
         },
-        "training": _training(statistics, 20, "bleu"),
+        "training": _training(statistics, 20, "bleu", budget),
         "generation": {"beam": 5},
         "evaluation": {"metrics": ["bleu", "bleu1", "cider", "exact"], "references": "by_source"},
     }
 
 
-PICTURES: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {"caption": _caption, "classify-images": _classify}
+PICTURES: dict[str, TaskRecipe] = {"caption": _caption, "classify-images": _classify}
 PICTURED: dict[str, dict[str, Any]] = {task: {"sources": {"picture": IMAGE}} for task in PICTURES}
 
 
-QUESTION_SOURCES = {"sources": {"picture": {"kind": "image", "size": 64}, "question": {"kind": "text"}}}
+QUESTION_SOURCES = {"sources": {"picture": IMAGE, "question": {"kind": "text"}}}
 
 
-def ask(statistics: CorpusStatistics) -> dict[str, Any]:
-    """Cells of a convolutional network and the words of a question in one memory, and a decoder that looks at both."""
+def ask(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
+    """The answer to a question about a picture."""
     width, dropout = (128, 0.1) if statistics.pairs < 50_000 else (256, 0.1)
     words = {"kind": "words", "size": 30_000, "min_count": 2 if statistics.pairs >= 2000 else 1}
     an_epoch = max(1, statistics.pairs // 64)
     steps = int(min(100_000, max(1_500, 40 * an_epoch)))
-    check = max(50, min(1000, steps // 15))
     part = {"width": width, "dropout": dropout}
+    parts = {
+        "picture": {"kind": "identity", **part, "front": CELLS},
+        "question": {"kind": "recurrent", "cell": "gru", **part},
+    }
     return {
         "tokens": {"source": words, "target": words},
         "model": {
-            "encoder": {
-                "kind": "multi_source",
-                "width": width,
-                "parts": {
-                    "picture": {"kind": "identity", **part, "front": {"kind": "cnn_grid", "stages": 3, "channels": 32}},
-                    "question": {"kind": "recurrent", "cell": "gru", **part},
-                },
-            },
+            "encoder": Chosen(
+                {"kind": "multi_source", "width": width, "parts": parts},
+                "cells of a CNN and the words of the question in one memory, so that the decoder attends to both",
+            ),
             "decoder": {"kind": "transformer", **part, "layers": 2, "heads": 4, "ff_width": 2 * width},
         },
-        "training": {
-            **cosine(steps, check, 1e-3),
-            "batch_tokens": 64 * (64 + 12),  # a picture counts its rows of pixels
-            "objective": {"label_smoothing": 0.0},
-            "monitor": "exact",
-            "patience": 15,
-        },
+        # A picture counts its rows of pixels.
+        "training": training_for(usual(steps, 64 * (SIDE + 12), 1e-3), "exact", budget),
         "generation": {"strategy": "greedy"},
         "evaluation": {"metrics": ["exact", "token_f1"]},
     }
@@ -117,8 +110,8 @@ def ask(statistics: CorpusStatistics) -> dict[str, Any]:
 LONGEST = 4200  # pixels of the largest picture, and a little
 
 
-def draw(statistics: CorpusStatistics) -> dict[str, Any]:
-    """A Transformer says one pixel after the other; where it is, its learned positions tell."""
+def draw(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
+    """The tokens of an image, one after another."""
     pixels = int(statistics.target.words)
     words = {"kind": "words", "size": 30_000, "min_count": 2 if statistics.pairs >= 2000 else 1}
     width = 128 if statistics.pairs < 20_000 else 256
@@ -128,58 +121,55 @@ def draw(statistics: CorpusStatistics) -> dict[str, Any]:
         "tokens": {"source": words, "target": {"kind": "words", "size": 2000}},
         "model": {
             "encoder": {**part, "layers": 1},
-            "decoder": {**part, "layers": 2, "position": {"kind": "learned", "max_positions": LONGEST}},
+            "decoder": Chosen(
+                {**part, "layers": 2, "position": {"kind": "learned", "max_positions": LONGEST}},
+                "learned positions tell the place in the image",
+            ),
         },
-        "training": {
-            **cosine(steps, max(50, min(1000, steps // 15)), 1e-3),
-            "batch_tokens": 8192,
-            "objective": {"label_smoothing": 0.0},
-            "validate_examples": 100,
-            "patience": 15,
-        },
+        "training": {**training_for(usual(steps, 8192, 1e-3), "loss", budget), "validate_examples": 100},
         # A picture is as long as it is, however short its text.
         "generation": {"strategy": "greedy", "max_length": pixels + 1, "max_ratio": float(pixels)},
         "evaluation": {"metrics": ["wer"]},
     }
 
 
-def _video_encoder(statistics: CorpusStatistics) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """A recurrent network over the frames; the training that goes with it; its width."""
+def _video_part(statistics: CorpusStatistics) -> dict[str, Any]:
+    """A recurrent network, the encoder of the frames or the decoder of a caption."""
     width = 128 if statistics.pairs < 20_000 else 256
+    return {"kind": "recurrent", "cell": "gru", "width": width, "dropout": 0.1}
+
+
+def _video_encoder(statistics: CorpusStatistics) -> Chosen:
     front = {"kind": "frames", "stages": 3, "channels": 16}
+    return Chosen({**_video_part(statistics), "front": front}, "a recurrent network over the vectors of the frames")
+
+
+def _video_training(statistics: CorpusStatistics, monitor: str, budget: TimeBudget) -> dict[str, Any]:
     steps = int(min(50_000, max(1_000, 40 * statistics.pairs // 64)))
-    training = {
-        **cosine(steps, max(50, min(1000, steps // 15)), 2e-3),
-        "batch_tokens": 64 * (VIDEO_FRAMES + 8),
-        "objective": {"label_smoothing": 0.0},
-        "patience": 15,
-    }
-    return {"kind": "recurrent", "cell": "gru", "width": width, "dropout": 0.1, "front": front}, training, width
+    return training_for(usual(steps, 64 * (VIDEO_FRAMES + 8), 2e-3), monitor, budget)
 
 
-def caption_videos(statistics: CorpusStatistics) -> dict[str, Any]:
-    """A recurrent encoder over the frames, and a decoder with attention that generates the caption."""
-    encoder, training, width = _video_encoder(statistics)
+def caption_videos(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
+    """A sentence about a video."""
     words = {"kind": "words", "size": 30_000, "min_count": 2 if statistics.pairs >= 2000 else 1}
     return {
         "tokens": {"target": words},
         "model": {
-            "encoder": encoder,
-            "decoder": {"kind": "recurrent", "cell": "gru", "width": width, "dropout": 0.1, "context": "bahdanau"},
+            "encoder": _video_encoder(statistics),
+            "decoder": {**_video_part(statistics), "context": "bahdanau"},
         },
-        "training": {**training, "monitor": "bleu"},
+        "training": _video_training(statistics, "bleu", budget),
         "generation": {"beam": 5},
         "evaluation": {"metrics": ["exact", "bleu"]},
     }
 
 
-def classify_videos(statistics: CorpusStatistics) -> dict[str, Any]:
-    """The same encoder with a classification head."""
-    encoder, training, _ = _video_encoder(statistics)
+def classify_videos(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
+    """One label of a video."""
     return {
         "tokens": {"target": {"kind": "labels"}},
-        "model": {"encoder": encoder, "head": {"kind": "classifier", "pooling": "mean"}},
-        "training": {**training, "monitor": "accuracy"},
+        "model": {"encoder": _video_encoder(statistics), "head": {"kind": "classifier", "pooling": "mean"}},
+        "training": _video_training(statistics, "accuracy", budget),
         "generation": {"strategy": "greedy"},
         "evaluation": {"metrics": ["accuracy", "macro_f1"]},
     }
@@ -212,8 +202,8 @@ def _audio_spec(named: str) -> dict[str, Any]:
     return {"kind": "audio", "rate": rate, "mels": 40 if rate < SPEECH_RATE else 80, "speed": 0.1, **SPECAUGMENT}
 
 
-def transcribe(statistics: CorpusStatistics) -> dict[str, Any]:
-    """Joint CTC and attention (Watanabe 2017)."""
+def transcribe(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
+    """Speech recognition."""
     small = statistics.pairs < 5_000
     width, dropout = (128, 0.2) if small else (256, 0.1)
     encoder = {
@@ -225,7 +215,7 @@ def transcribe(statistics: CorpusStatistics) -> dict[str, Any]:
     }
     an_epoch = max(1, statistics.pairs * UTTERANCE_FRAMES // 8192)
     steps = int(min(100_000, max(800, 30 * an_epoch)))
-    check = max(50, min(1000, steps // 10))
+    reason = "the CTC loss of the encoder finds the alignment that so little speech does not teach to attention"
     return {
         "tokens": {"target": _tokens(statistics)},
         "model": {
@@ -234,11 +224,8 @@ def transcribe(statistics: CorpusStatistics) -> dict[str, Any]:
             "ctc": {},
         },
         "training": {
-            **cosine(steps, check, 3e-3 if small else 1e-3),
-            "batch_tokens": 8192,
-            "objective": {"kind": "joint_ctc", "weight": 0.3},
-            "monitor": "wer",
-            "patience": 10,
+            **training_for(usual(steps, 8192, 3e-3 if small else 1e-3), "wer", budget),
+            "objective": Chosen({"kind": "joint_ctc", "weight": 0.3}, reason),
         },
         "generation": {"beam": 5},
         "evaluation": {"metrics": ["wer", "cer"]},

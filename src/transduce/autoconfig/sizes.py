@@ -92,6 +92,11 @@ def affordable(candidates: Sequence[MeasuredNetwork], budget: TimeBudget) -> Mea
     return next((one for one in candidates if one.minutes(budget.speed) <= most), candidates[-1])
 
 
+def usual(steps: int, batch_tokens: int, learning_rate: float) -> MeasuredNetwork:
+    """The training settings of a task that has one network for all data, which was not measured beside others."""
+    return MeasuredNetwork({}, steps, batch_tokens, learning_rate, 0.0, "", measured=False, label_smoothing=0.0)
+
+
 def _recurrent(cell: str, width: int, layers: int, dropout: float, context: str = "bahdanau") -> dict[str, Any]:
     part = {"kind": "recurrent", "cell": cell, "width": width, "layers": layers, "dropout": dropout}
     return {"encoder": part, "decoder": {**part, "context": context}}
@@ -377,11 +382,12 @@ def transformer(statistics: CorpusStatistics) -> dict[str, Any]:
 
 
 def cosine(steps: int, check: int, rate: float) -> dict[str, Any]:
-    """A cosine schedule whose warm-up is a twentieth of the updates; validation every `check` updates."""
+    """The training of labels and embeddings, whose development scores soon fall again: a cosine schedule."""
+    reason = "a development score of labels or embeddings stops rising within these updates"
     return {
-        "steps": steps,
+        "steps": Chosen(steps, reason),
         "optimiser": {"learning_rate": rate},
-        "schedule": {"kind": "cosine", "warmup": steps // 20},
+        "schedule": {"kind": Chosen("cosine", "as in the records of such networks"), "warmup": steps // 20},
         "validate_every": check,
         "checkpoint_every": check,
     }

@@ -14,6 +14,7 @@ from transduce.autoconfig.media import (
     PICTURES,
     QUESTION_SOURCES,
     VIDEO_SOURCE,
+    TaskRecipe,
     ask,
     audio_source,
     caption_videos,
@@ -37,6 +38,7 @@ from transduce.autoconfig.sizes import (
     tokens_of,
     training_for,
     transformer,
+    usual,
 )
 from transduce.autoconfig.statistics import CorpusStatistics
 from transduce.data.readers.corpus import Invalid, read_corpus
@@ -210,7 +212,7 @@ def _translate(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, An
     return pairs_recipe(statistics, tokens, ["bleu", "chrf"], True, budget)
 
 
-def _spell(target: dict[str, Any], rate: str) -> Callable[[CorpusStatistics, TimeBudget], dict[str, Any]]:
+def _spell(target: dict[str, Any], rate: str) -> TaskRecipe:
     """Character-level model; a source may have several references."""
 
     def recipe(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
@@ -224,56 +226,60 @@ def _spell(target: dict[str, Any], rate: str) -> Callable[[CorpusStatistics, Tim
 
 
 def _take_over(
-    statistics: CorpusStatistics, metrics: list[str], model: dict[str, Any], objective: dict[str, Any]
+    statistics: CorpusStatistics,
+    metrics: list[str],
+    model: dict[str, Any],
+    objective: dict[str, Any],
+    budget: TimeBudget,
 ) -> dict[str, Any]:
     """Outputs that reuse source words: a shared vocabulary of words, placeholders for rare words, copying."""
     words = {"kind": "words", "size": 30_000, "min_count": 5 if statistics.pairs >= 2000 else 2}
     an_epoch = max(1, int(statistics.pairs * (statistics.source.words + statistics.target.words + 3) / 4096))
     steps = int(min(100_000, max(600, 20 * an_epoch)))
-    check = max(50, min(1000, steps // 12))
+    candidate = usual(steps, 4096, 4e-3 if statistics.pairs < 20_000 else 2e-3)
     return {
         "tokens": {"source": words, "target": words, "shared": True, "oov_placeholders": 50},
-        "model": {**model, "copy": {}},
-        "training": {
-            **cosine(steps, check, 4e-3 if statistics.pairs < 20_000 else 2e-3),
-            "batch_tokens": 4096,
-            "objective": objective,
-            "monitor": metrics[-1],
-            "patience": 10,
-        },
+        "model": {**model, "copy": Chosen({}, "rare words and names of the source are copied into the output")},
+        "training": {**training_for(candidate, metrics[-1], budget), "objective": objective},
         "generation": {"beam": 5},
         "evaluation": {"metrics": metrics, "references": "by_source"},
     }
 
 
 def _reader(statistics: CorpusStatistics) -> dict[str, Any]:
-    """Recurrent networks: their attention selects the place that a summary or an answer is copied from."""
+    """Recurrent networks."""
     width, dropout = (128, 0.1) if statistics.pairs < 20_000 else (256, 0.2)
     part = {"kind": "recurrent", "cell": "gru", "width": width, "dropout": dropout}
-    return {"encoder": part, "decoder": {**part, "context": {"kind": "luong", "input_feeding": False}}}
+    decoder = {**part, "context": {"kind": "luong", "input_feeding": False}}
+    return {"encoder": part, "decoder": Chosen(decoder, "its attention selects the place that is copied from")}
 
 
 def _listener(statistics: CorpusStatistics) -> dict[str, Any]:
-    """A Transformer, which attends to all turns of a dialogue at once."""
+    """A Transformer."""
     width, dropout = (64, 0.1) if statistics.pairs < 20_000 else (256, 0.2)
     part = {"kind": "transformer", "width": width, "heads": 4, "ff_width": 2 * width, "dropout": dropout}
-    return {"encoder": {**part, "layers": 2}, "decoder": {**part, "layers": 1}}
+    encoder = Chosen({**part, "layers": 2}, "a Transformer attends to all turns of a dialogue at once")
+    return {"encoder": encoder, "decoder": {**part, "layers": 1}}
 
 
 # Tasks whose network is the best that the time allows.
-PAIRS: dict[str, Callable[[CorpusStatistics, TimeBudget], dict[str, Any]]] = {
+PAIRS: dict[str, TaskRecipe] = {
     "translate": _translate,
     "pronounce": _spell({"kind": "words", "size": 1000}, "per"),
     "transliterate": _spell(CHARACTERS, "cer"),
     "inflect": inflect,
 }
-TEXTS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
-    "summarise": lambda statistics: _take_over(
-        statistics, ["rouge1", "rouge2", "rougeL"], _reader(statistics), COVERAGE
+TEXTS: dict[str, TaskRecipe] = {
+    "summarise": lambda statistics, budget: _take_over(
+        statistics, ["rouge1", "rouge2", "rougeL"], _reader(statistics), COVERAGE, budget
     ),
-    "answer": lambda statistics: _take_over(statistics, ["exact", "token_f1"], _reader(statistics), PLAIN),
-    "converse": lambda statistics: _take_over(statistics, ["exact", "bleu"], _listener(statistics), PLAIN),
-    "describe": lambda statistics: _take_over(statistics, ["chrf", "bleu"], _reader(statistics), PLAIN),
+    "answer": lambda statistics, budget: _take_over(
+        statistics, ["exact", "token_f1"], _reader(statistics), PLAIN, budget
+    ),
+    "converse": lambda statistics, budget: _take_over(
+        statistics, ["exact", "bleu"], _listener(statistics), PLAIN, budget
+    ),
+    "describe": lambda statistics, budget: _take_over(statistics, ["chrf", "bleu"], _reader(statistics), PLAIN, budget),
 }
 
 
@@ -287,30 +293,57 @@ def _generate(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any
     return pairs_recipe(statistics, tokens_for(statistics), metrics, sentences, budget)
 
 
-def _label(statistics: CorpusStatistics, target: str, head: dict[str, Any]) -> dict[str, Any]:
+def _label(statistics: CorpusStatistics, target: str, head: dict[str, Any], budget: TimeBudget) -> dict[str, Any]:
     """Labels: an encoder with a head. Words with count one are trained as <unk>."""
     an_epoch = max(1, int(statistics.pairs * (statistics.source.words + 1) / 4096))
     steps = max(300, 15 * an_epoch)
     check = max(25, min(500, steps // 15))
+    encoder = {"kind": "recurrent", "width": 256, "dropout": 0.4}
     return {
         "tokens": {"source": {"kind": "words", "size": 30_000, "min_count": 2}, "target": {"kind": target}},
-        "model": {"encoder": {"kind": "recurrent", "width": 256, "dropout": 0.4}, "head": head},
+        "model": {
+            "encoder": Chosen(encoder, "a bidirectional recurrent network, which few lines suffice for"),
+            "head": head,
+        },
         "training": {
             **cosine(steps, check, 2e-3),
             "batch_tokens": 4096,
             "objective": {"label_smoothing": 0.0},
             "validate_examples": 2000,
             "monitor": "accuracy",
-            "patience": 5,
+            "patience": Chosen(5, "validations without improvement"),
+            "minutes": budget.given,
         },
         "generation": {"strategy": "greedy"},
         "evaluation": {"metrics": ["accuracy", *_label_metrics(statistics, target)]},
     }
 
 
-def _tag(statistics: CorpusStatistics) -> dict[str, Any]:
+def _entail(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
+    """A label for two texts, which one encoder reads with </s> between them."""
+    chosen = _label(statistics, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.1}, budget)
+    width, layers = (128, 2) if statistics.pairs < 50_000 else (256, 4)
+    part = {"kind": "transformer", "width": width, "layers": layers, "heads": 4, "ff_width": 2 * width, "dropout": 0.1}
+    an_epoch = max(1, int(statistics.pairs * (statistics.source.words + 2) / 4096))
+    return {
+        **chosen,
+        "model": {**chosen["model"], "encoder": Chosen(part, COMPARING)},
+        "training": {
+            **training_for(usual(max(1_200, 15 * an_epoch), 4096, 1e-3), "accuracy", budget),
+            "validate_examples": 2000,
+        },
+    }
+
+
+COMPARING = (
+    "self-attention compares the words of one text with those of the other, which a recurrent network did not learn "
+    "(benchmarks/results/defaults.jsonl: entailment)"
+)
+
+
+def _tag(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
     """A label for each word, from its spelling, its own vector and its context."""
-    chosen = _label(statistics, "words", {"kind": "tagger", "dropout": 0.4})
+    chosen = _label(statistics, "words", {"kind": "tagger", "dropout": 0.4}, budget)
     encoder = {"kind": "character_aware", "width": 256, "embedding_width": 128, "dropout": 0.4}
     spec = {"kind": "bpe", "size": 2000, "normalisation": ["spaces"]}  # two spaces are no word
     pieces = Chosen(spec, "pieces spell words that are new")
@@ -318,7 +351,7 @@ def _tag(statistics: CorpusStatistics) -> dict[str, Any]:
         **chosen,
         "tokens": {**chosen["tokens"], "source": pieces},
         "model": {**chosen["model"], "encoder": Chosen(encoder, SPELLING)},
-        "training": {**chosen["training"], "batch_tokens": 6000},
+        "training": {**chosen["training"], "batch_tokens": Chosen(6000, "as in the record of this network")},
     }
 
 
@@ -335,93 +368,86 @@ def _label_metrics(statistics: CorpusStatistics, target: str) -> list[str]:
     return ["span_f1"] if statistics.target.bio_tags else []
 
 
-def _embed(statistics: CorpusStatistics) -> dict[str, Any]:
+def _embed(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
     """Sentence embeddings: one encoder for both sides, trained with a contrastive objective."""
     kind = tokens_of(statistics.source, statistics.pairs).value
     an_epoch = max(1, int(statistics.pairs * (statistics.source.words + statistics.target.words + 3) * 1.3 / 8192))
     steps = max(300, 20 * an_epoch)
     check = max(25, min(500, steps // 12))
+    encoder = {"kind": "recurrent", "width": 256, "dropout": 0.2}
     return {
         "tokens": {"source": kind, "target": kind, "shared": True},
         "model": {
-            "encoder": {"kind": "recurrent", "width": 256, "dropout": 0.2},
+            "encoder": Chosen(encoder, "a bidirectional recurrent network, whose rows are averaged"),
             "head": {"kind": "embedder", "pooling": "mean"},
         },
         "training": {
             **cosine(steps, check, 2e-3),
-            "batch_tokens": 8192,  # a large batch has many negatives
+            "batch_tokens": Chosen(8192, "a large batch has many negatives"),
             "objective": {"kind": "contrastive"},
             "validate_examples": 2000,
             "monitor": "mrr",
-            "patience": 6,
+            "patience": Chosen(6, "validations without improvement"),
+            "minutes": budget.given,
         },
         "evaluation": {"metrics": ["recall@1", "recall@10", "mrr"]},
     }
 
 
-def _mask(statistics: CorpusStatistics) -> dict[str, Any]:
+def _mask(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
     """Masked language model. Its tokenizer is that of the label tasks, which can be initialised from it."""
     words = {"kind": "words", "size": 30_000, "min_count": 2}
     an_epoch = max(1, int(2 * statistics.pairs * (statistics.target.words + 1) / 8192))
-    steps = int(
-        min(100_000, max(1_000, 40 * an_epoch))
-    )  # a seventh of the tokens is predicted per epoch, so many epochs
-    check = max(50, min(1000, steps // 15))
+    # A seventh of the tokens is predicted per epoch, so many epochs.
+    steps = int(min(100_000, max(1_000, 40 * an_epoch)))
     return {
         "tokens": {"source": words, "target": words},
         "model": {
-            "encoder": transformer(statistics),
+            "encoder": Chosen(transformer(statistics), "a Transformer of a width that the amount of text can train"),
             "head": {"kind": "mlm"},
             "tie": "target",
         },
-        "training": {
-            **cosine(steps, check, 2e-3),
-            "batch_tokens": 8192,
-            "objective": {"label_smoothing": 0.0},
-            "patience": 10,
-        },
+        "training": training_for(usual(steps, 8192, 2e-3), "loss", budget),
         "generation": {"strategy": "greedy"},
         "evaluation": {"metrics": ["accuracy", "perplexity"]},
     }
 
 
-def _language(statistics: CorpusStatistics) -> dict[str, Any]:
+def _language(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
     """Language model: characters and a recurrent network for a book, BPE and a Transformer for more text."""
     characters = statistics.pairs * statistics.target.characters
     library = characters > 5_000_000
     tokens = {"kind": "bpe", "size": 8000} if library else {"kind": "chars", "size": 1000}
     batch = 16_384 if library else 8192
     steps = int(min(50_000, max(500, 20 * characters / (4 if library else 1) / batch)))
-    check = max(25, min(1000, steps // 20))
     if library:
         width, layers, dropout = (512, 6, 0.1) if characters > 100_000_000 else (256, 4, 0.1)
         part = {"kind": "transformer", "heads": width // 64, "ff_width": 4 * width}
+        reason = "a Transformer over pieces, for more than 5 million characters"
     else:
         width, layers, dropout = 256 if characters < 500_000 else 512, 2, 0.2
         part = {"kind": "recurrent", "cell": "lstm"}
+        reason = "a recurrent network over characters, for less than 5 million of them"
+    decoder = {**part, "width": width, "layers": layers, "dropout": dropout}
     return {
         "tokens": {"target": tokens},
-        "model": {"decoder": {**part, "width": width, "layers": layers, "dropout": dropout}, "tie": "target"},
-        "training": {
-            **cosine(steps, check, 1e-3 if library else 2e-3),
-            "batch_tokens": batch,
-            "objective": {"kind": "cross_entropy", "label_smoothing": 0.0},
-            "patience": 5,
-        },
+        "model": {"decoder": Chosen(decoder, reason), "tie": "target"},
+        "training": training_for(usual(steps, batch, 1e-3 if library else 2e-3), "loss", budget),
         "generation": {"strategy": "sample", "beam": 1, "temperature": 0.8},
         "evaluation": {"metrics": ["perplexity", "word_perplexity", "bits_per_character"]},
     }
 
 
-PAIR_TASKS = {"generate": _generate, **PAIRS}
-OTHER_TASKS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
+TASK_RECIPES: dict[str, TaskRecipe] = {
+    "generate": _generate,
+    **PAIRS,
     **TEXTS,
-    "classify": lambda statistics: _label(
-        statistics, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.4}
+    "classify": lambda statistics, budget: _label(
+        statistics, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.4}, budget
     ),
     "tag": _tag,
     "embed": _embed,
-    "entail": lambda statistics: _label(statistics, "labels", {"kind": "classifier", "pooling": "max", "dropout": 0.2}),
+    "entail": _entail,
     "mask": _mask,
     "lm": _language,
     **PICTURES,
@@ -431,16 +457,6 @@ OTHER_TASKS: dict[str, Callable[[CorpusStatistics], dict[str, Any]]] = {
     "draw": draw,
     "transcribe": transcribe,
 }
-TASKS = (*PAIR_TASKS, *OTHER_TASKS)
-
-
-def recipe_of_task(task: str, statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
-    """The recipe of a task, with reasons (`Chosen`) where its values follow from the data."""
-    if task in PAIR_TASKS:
-        return PAIR_TASKS[task](statistics, budget)
-    chosen = OTHER_TASKS[task](statistics)
-    return {**chosen, "training": {**chosen["training"], "minutes": budget.given}}
-
 
 # The `data` section of a task; `transcribe` derives it from the first file.
 DATA_SECTIONS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]] = {
