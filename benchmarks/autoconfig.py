@@ -195,6 +195,25 @@ AUGMENTATIONS: dict[str, dict[str, Any]] = {
     "conditioned, exchange, citations": {"exchange": 0.7, "citations": 0.1},
     "conditioned, exchange, edges": {"exchange": 0.7, "replace_edges": True},
 }
+
+
+def _with_examples(options: dict[str, Any] | None) -> tuple[str, ...]:
+    """The augmentation of a variant; None: without one."""
+    augmentation = None if options is None else HALLUCINATION | options
+    return (f"data.augmentation={json.dumps(augmentation)}",)
+
+
+VARIED = AUGMENTATIONS["conditioned, exchange, edges, citations"]
+# For 1,000 forms: names of variants, with width, dropout and artificial examples.
+MEDIUM_EDITS: dict[str, tuple[int, float, dict[str, Any] | None]] = {
+    "conditioned 128, without augmentation": (128, 0.3, None),
+    "conditioned 128, consonants and vowels": (128, 0.3, {"keep_vowels": False}),
+    "conditioned 128, exchange, edges, citations": (128, 0.3, VARIED),
+    "conditioned 128, exchange, edges, citations, 3,000": (128, 0.3, VARIED | {"examples": 3_000}),
+    "conditioned 192, exchange, edges, citations, 3,000": (192, 0.3, VARIED | {"examples": 3_000}),
+    "conditioned 192, dropout 0.4, exchange, edges, citations": (192, 0.4, VARIED),
+    "conditioned 192, without augmentation": (192, 0.4, None),
+}
 CHARACTER_VARIANTS = (
     Variant("chosen"),
     Variant("chosen, without augmentation", settings=("data.augmentation=null",), groups=INFLECTIONS[:2]),
@@ -241,6 +260,17 @@ CHARACTER_VARIANTS = (
             INFLECTIONS[:1],
         )
         for name, options in AUGMENTATIONS.items()
+    ),
+    Variant(
+        "edit transducer 128, copying",
+        _edit(1, 0.3, copies=True, width=128),
+        SHORT,
+        _with_examples({"keep_vowels": False}),
+        INFLECTIONS[1:2],
+    ),
+    *(
+        Variant(name, _conditioned(width, dropout), SHORT, _with_examples(options), INFLECTIONS[1:2])
+        for name, (width, dropout, options) in MEDIUM_EDITS.items()
     ),
     Variant("lstm 256 x 2", _recurrent("lstm", 256, 2, 0.4), _schedule(1e-3, 2048), groups=PRONUNCIATION),
     Variant(

@@ -187,6 +187,7 @@ class Memory:
     tokens: Tensor | None = None  # B S: the source token of each row, where rows are tokens
     segment_ids: Tensor | None = None  # B S: the sequence of each row, in a packed batch: see `PackedLayout`
     source_ids: Tensor | None = None  # B S: which of several sources each row is of, from 0; None: there is one
+    first_source_rows: int | None = None  # all rows of the first source are among so many; None: anywhere
 
     @classmethod
     def empty(cls, size: int, device: torch.device | str = "cpu") -> Memory:

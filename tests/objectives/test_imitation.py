@@ -113,11 +113,11 @@ def pairs(*rows: tuple[Ids, Ids]) -> Batch:
 def script_loss(model: Any, batch: Batch, visited: list[tuple[int, int, set[int]]]) -> Tensor:
     """-log of the probability of the optimal actions at states (tokens written, row), from the full distributions."""
     state = model.start(batch)
-    edits = model.decoder.edit_actions(model.decoder.read(batch.decoder_inputs.values, state)[0], state)
+    edits, _ = model.decoder.edit_actions(model.decoder.read(batch.decoder_inputs.values, state)[0], state)
     total = torch.zeros(())
     for place, row, actions in visited:
         copied, substituted, inserted, deleted, ended = edits.actions[0, place, row].exp()
-        characters = edits.characters[0, place, row].exp()
+        characters = edits.characters[0, place, row]
         every = torch.cat((torch.stack((copied, deleted, ended)), substituted * characters, inserted * characters))
         total = total - every[sorted(actions)].sum().log()
     return total

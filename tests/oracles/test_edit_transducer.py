@@ -120,6 +120,7 @@ def test_likelihood_is_the_sum_over_all_scripts(options: dict[str, Any], target:
 def test_features_are_attended_to_and_not_edited(condition_input: bool) -> None:
     model, batch = model_with(TWO, condition_input=condition_input), pair([5, 6], [5, 8], [9, 10])
     assert_close(likelihood(model, batch).exp(), probability_of_scripts(model, batch), atol=1e-7, rtol=1e-4)
+    assert model.start(batch).fixed["projected"].size(1) == 3  # rows of features cost no actions
     weights = model(batch, with_attention=True).attention.cross
     assert (weights[..., 3:] == 0).all()
     assert_close(weights[..., :3].sum(-1), torch.ones(weights.shape[:-1]))

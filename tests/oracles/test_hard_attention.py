@@ -81,9 +81,9 @@ def test_monotonic_alignment_never_moves_back():
     model, batch = model_with(monotonic=True), example_batch([(4, 4)])
     decoder = model.decoder
     state = model.start(batch)
-    joint = torch.full_like(state.past["joint"], -1e9)
-    joint[:, 2] = 0.0  # all paths are at row 2
-    state.past["joint"] = joint
+    prior = torch.full_like(state.past["prior"], -1e9)
+    prior[:, 2] = 0.0  # all paths are at row 2
+    state.past["prior"] = prior
     weights = decoder.advance(batch.target.values[:, :1], state, with_attention=True).attention.cross
     assert (weights[..., :2] == 0).all()
     assert weights[..., 2:].sum().item() == pytest.approx(1.0, abs=1e-6)

@@ -42,20 +42,50 @@ def precise(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def at_first_row(memory: Tensor, vocabulary: int) -> Tensor:
-    """Log-probabilities (B S V) with which every alignment is at the first row of a memory (B S W)."""
-    joint = precise(memory[:, :, :1]).new_full((*memory.shape[:2], vocabulary), IMPOSSIBLE)
-    joint.narrow(1, 0, 1).zero_()
-    return joint
+def at_first_row(memory: Tensor) -> Tensor:
+    """Log-probabilities (B S) with which every alignment is at the first row of a memory (B S W)."""
+    rows = precise(memory[:, :, 0]).new_full(memory.shape[:2], IMPOSSIBLE)
+    rows.narrow(1, 0, 1).zero_()
+    return rows
+
+
+def beside(rows: Tensor, memory: Tensor) -> Tensor:
+    """The rows (R T W) of all beams of a source as one row (B NT W): so no memory (B S W) is repeated for beams."""
+    return rows.reshape(len(memory), -1, rows.size(-1))
+
+
+def mixture(weights: Tensor, distributions: Tensor) -> Tensor:
+    """sum over s of p(s) x(s), R T V, for p(s), R T S, and numbers of each row s, R T S V."""
+    # One matrix product; a sum of exponentials passes R T S V numbers several times. Never in bf16: it is a likelihood.
+    with torch.autocast(weights.device.type, enabled=False):
+        return (weights[:, :, None] @ distributions)[:, :, 0]
+
+
+def log_of(probabilities: Tensor) -> Tensor:
+    """Logarithms. A probability that underflows has the logarithm of the smallest number, so that losses are finite."""
+    return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+
+
+def of_tokens(distributions: Tensor, tokens: Tensor) -> Tensor:
+    """log p(y_t | s), R T S, of the tokens (R T) in distributions over the vocabulary, R T S V."""
+    index = tokens[..., None, None].expand(*distributions.shape[:3], 1)
+    return log_of(distributions.gather(-1, index).squeeze(-1))
+
+
+def at_last_step(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The values (R T ...) of the last real step of each row."""
+    if mask is None:
+        return values[:, -1]
+    return values[torch.arange(len(values), device=values.device), mask.sum(1) - 1]
 
 
 class HardAttentionDecoder(Decoder):
     """p(y_t) = sum over s of p(a_t = s) p(y_t | s_t, h_s), exactly (Wu, Shapiro & Cotterell 2018; Wu & Cotterell 2019)
 
     The recurrent state s_t reads target tokens alone, so it does not depend on the alignment. Order 0: a_t depends on
-    s_t. Order 1: on a_{t-1} too; the state then holds log p(a_t = s, y_t = v | y_<t) for every s and v, from which
-    the next token selects the posterior of a_t. The logits are log-probabilities. Time and memory grow with source
-    length x vocabulary, which suits characters and phones.
+    s_t. Order 1: on a_{t-1} too; the state then holds p(a_t = s | y_<t) and p(y_t = v | a_t = s) for every s and v,
+    from which the next token selects the posterior of a_t. The logits are log-probabilities. Time and memory grow with
+    source length x vocabulary, which suits characters and phones.
     """
 
     constant_state = True
@@ -98,8 +128,9 @@ class HardAttentionDecoder(Decoder):
             return State({}, {"cells": self.rnn.zeros(rows, self.embedding.weight)})
         keys, projected = self.score.keys(memory.values), self.memory_proj(memory.values)
         past: dict[str, Tree] = {"cells": initial_cells(self.bridge, self.rnn, memory.summary)}
-        if self.order:  # before the first token every alignment path is at the first row
-            past["joint"] = at_first_row(projected, self.embedding.size)  # R S V
+        if self.order:  # before the first token every alignment path is at the first row, whatever that token is
+            past["prior"] = at_first_row(projected)  # R S
+            past["emissions"] = past["prior"].new_ones(*past["prior"].shape, self.embedding.size)  # R S V
         return State({"keys": keys, "projected": projected, "mask": memory.mask}, past)
 
     def advance(
@@ -113,36 +144,33 @@ class HardAttentionDecoder(Decoder):
                 self.emission(readout), replace(state, past=past), Attention() if with_attention else None, readout
             )
         keys, projected, seen = (state.fixed[name] for name in ("keys", "projected", "mask"))
-        scores = self.score(hidden.reshape(keys.size(0), -1, hidden.size(-1)), keys).view(*hidden.shape[:2], -1)
-        projected, seen = (x.repeat_interleave(state.beams, 0) for x in (projected, seen))
-        readout = self.dropout(torch.tanh(self.hidden_proj(hidden)[:, :, None] + projected[:, None]))  # R T S W
-        emissions = precise(self.emission(readout)).log_softmax(-1)  # R T S V
-        scores = precise(scores).masked_fill(~seen[:, None], IMPOSSIBLE)  # R T S
+        scores = precise(self.score(beside(hidden, keys), keys)).masked_fill(~seen[:, None], IMPOSSIBLE)
+        scores = scores.view(*hidden.shape[:2], -1)  # R T S
+        queries = beside(self.hidden_proj(hidden), keys)
+        readout = self.dropout(torch.tanh(queries[:, :, None] + projected[:, None])).view(*scores.shape, -1)  # R T S W
+        emissions = precise(self.emission(readout)).softmax(-1)  # R T S V
+        prior = self._forward_algorithm(tokens, scores, emissions, state) if self.order else scores.log_softmax(-1)
         if self.order:
-            prior, past["joint"] = self._forward_algorithm(tokens, scores, emissions, seen, state.past["joint"], mask)
-        else:
-            prior = scores.log_softmax(-1)
-        weights = prior.exp() * seen[:, None]  # R T S
-        logits = torch.logsumexp(prior[..., None] + emissions, 2)  # R T V
-        mean = (weights[..., None] * readout).sum(2)  # R T W
+            past |= {"prior": at_last_step(prior, mask), "emissions": at_last_step(emissions, mask)}
+        weights = prior.exp()  # R T S
+        mean = mixture(weights.to(readout), readout)  # R T W
         attention = Attention(cross=weights[:, None, None]) if with_attention else None
-        return Step(logits, replace(state, past=past), attention, mean)
+        return Step(log_of(mixture(weights, emissions)), replace(state, past=past), attention, mean)
 
-    def _forward_algorithm(
-        self, tokens: Tensor, scores: Tensor, emissions: Tensor, seen: Tensor, joint: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """log p(a_t = s | y_<t) of every step (R T S), and the joint log-probability after the last real token."""
+    def _forward_algorithm(self, tokens: Tensor, scores: Tensor, emissions: Tensor, state: State) -> Tensor:
+        """log p(a_t = s | y_<t) of every step, R T S."""
+        seen = state.fixed["mask"].repeat_interleave(state.beams, 0)
         transitions = self._transitions(scores)  # R T S S
-        priors = []
+        written = of_tokens(state.past["emissions"][:, None], tokens[:, :1])
+        if tokens.size(1) > 1:
+            written = torch.cat((written, of_tokens(emissions[:, :-1], tokens[:, 1:])), 1)  # R T S: of each token read
+        prior, priors = state.past["prior"], list[Tensor]()
         for step in range(tokens.size(1)):
-            chosen = tokens[:, step, None, None].expand(-1, joint.size(1), 1)
-            posterior = joint.gather(2, chosen).squeeze(2).log_softmax(-1)  # R S: of the previous alignment
+            posterior = (prior + written[:, step]).log_softmax(-1)  # R S: of the previous alignment
             prior = torch.logsumexp(posterior[:, :, None] + transitions[:, step], 1)  # R S
             prior = prior.masked_fill(~seen, IMPOSSIBLE).log_softmax(-1)
-            new = prior[..., None] + emissions[:, step]  # R S V
-            joint = new if mask is None else torch.where(mask[:, step, None, None], new, joint)
             priors.append(prior)
-        return torch.stack(priors, 1), joint
+        return torch.stack(priors, 1)
 
     def _transitions(self, scores: Tensor) -> Tensor:
         """log p(a_t = s | a_{t-1} = s', s_t), as R T S' S."""
@@ -156,55 +184,33 @@ class HardAttentionDecoder(Decoder):
 
 @dataclass(frozen=True)
 class EditActions:
-    """Log-probabilities of the actions of every step t with the pointer at every source row s."""
+    """The distributions over actions of every step t with the pointer at every source row s."""
 
-    actions: Tensor  # R T S 5
-    characters: Tensor  # R T S V: of the character that is inserted or substituted
-    readout: Tensor  # R T S W
+    actions: Tensor  # R T S 5: log-probabilities
+    characters: Tensor  # R T S V: probabilities of the character that is inserted or substituted
     copied: Tensor  # R S: the token of each source row
-    rows: Tensor  # R S: the rows of the source that is edited
 
     def emission(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """log p of writing the tokens (R T) of the first steps, staying at a row or going to the next; both R T S."""
-        characters, actions = self.characters[:, : tokens.size(1)], self.actions[:, : tokens.size(1)]
-        written = characters.gather(-1, tokens[..., None, None].expand(*characters.shape[:3], 1)).squeeze(-1)
+        """log p of writing the tokens (R T), staying at a row or going to the next; both R T S."""
+        actions, written = self.actions, of_tokens(self.characters, tokens)
         ended = actions[..., END].masked_fill((tokens != EOS)[..., None], IMPOSSIBLE)
         stay = torch.logaddexp(actions[..., INSERT] + written, ended)
         copied = actions[..., COPY].masked_fill(tokens[..., None] != self.copied[:, None], IMPOSSIBLE)
         move = torch.logaddexp(actions[..., SUBSTITUTE] + written, copied)
         return stay, move
 
-    def logits(self, before: Tensor) -> Tensor:
-        """log p(y_t = v), R T V, for log p(row) before the step (R T S)."""
-        # The rows are summed out of each kind of action by itself: R T S V tensors are what training costs.
-        writes = before + torch.logaddexp(self.actions[..., INSERT], self.actions[..., SUBSTITUTE])
-        written = torch.logsumexp(writes[..., None] + self.characters, 2)
-        copies, ended = before + self.actions[..., COPY], (before + self.actions[..., END]).logsumexp(2, keepdim=True)
-        most = copies.detach().max(2, keepdim=True).values
-        copied = self.copied[:, None].expand_as(copies)
-        total = torch.zeros_like(written).scatter_add(2, copied, (copies - most).exp())
-        possible = total.clamp(min=torch.finfo(total.dtype).tiny).log() + most
-        written = torch.logaddexp(written, torch.where(total > 0, possible, IMPOSSIBLE))
-        vocabulary = torch.arange(written.size(-1), device=written.device)
-        return torch.logaddexp(written, ended.where(vocabulary == EOS, IMPOSSIBLE))
+    def paths(self, before: Tensor) -> Tensor:
+        """p(row, action), R T S 5, for log p(row) before the step (R T S); deletions are none: they are before it."""
+        # The last row cannot be deleted, so the probabilities of all writing actions add up to 1.
+        deletions = torch.arange(END + 1, device=before.device) == DELETE
+        return (before[..., None] + self.actions).exp().masked_fill(deletions, 0.0)
 
-    def at(self, steps: Tensor) -> EditActions:
-        """The distributions of one step (R) of each row."""
-        rows = torch.arange(len(steps), device=steps.device)
-        actions, characters, readout = (x[rows, steps][:, None] for x in (self.actions, self.characters, self.readout))
-        return EditActions(actions, characters, readout, self.copied, self.rows)
-
-    def joint(self, before: Tensor) -> Tensor:
-        """log p(y_t = v, next row s), R T S V, for log p(row) before the step (R T S)."""
-        stay = (before + self.actions[..., INSERT])[..., None] + self.characters
-        vocabulary = torch.arange(stay.size(-1), device=stay.device)
-        ended = (before + self.actions[..., END])[..., None].masked_fill(vocabulary != EOS, IMPOSSIBLE)
-        stay = torch.logaddexp(stay, ended)
-        move = (before + self.actions[..., SUBSTITUTE])[..., None] + self.characters
-        others = (self.copied[..., None] != vocabulary)[:, None]  # R 1 S V
-        copied = (before + self.actions[..., COPY])[..., None].masked_fill(others, IMPOSSIBLE)
-        move = torch.logaddexp(move, copied)
-        return torch.logaddexp(stay, _next_row(move, 2))
+    def logits(self, paths: Tensor) -> Tensor:
+        """log p(y_t = v), R T V, for p(row, action)."""
+        total = mixture(paths[..., INSERT] + paths[..., SUBSTITUTE], self.characters)
+        total = total.scatter_add(2, self.copied[:, None].expand(paths.shape[:3]), paths[..., COPY])
+        ended = paths[..., END].sum(2, keepdim=True)
+        return log_of(total.scatter_add(2, torch.full_like(ended, EOS, dtype=torch.long), ended))
 
 
 def _next_row(values: Tensor, axis: int) -> Tensor:
@@ -272,19 +278,24 @@ class EditTransducerDecoder(Decoder):
         copied = torch.zeros_like(edited, dtype=torch.long)
         if memory.tokens is not None:
             copied = memory.tokens.where(allowed[..., COPY], copied)
+        rows = slice(memory.first_source_rows)  # the pointer never reaches rows of other sources
         fixed: dict[str, Tree] = {
             "keys": self.score.keys(memory.values),
             "values": self.context_proj(memory.values),
-            "projected": self.memory_proj(memory.values),
+            "projected": self.memory_proj(memory.values[:, rows]),
             "edited": edited,
             "others": others,
-            "allowed": allowed,
-            "tokens": copied,
+            "allowed": allowed[:, rows],
+            "tokens": copied[:, rows],
         }
         if self.condition_input:
             fixed["condition"] = masked_mean(memory.values, others)
-        joint = at_first_row(fixed["projected"], self.embedding.size)  # where the pointer is before the first token
-        return State(fixed, {"cells": initial_cells(self.bridge, self.rnn, memory.summary), "joint": joint})
+        before = at_first_row(fixed["projected"])  # R S: where the pointer is before the first token,
+        actions = before.new_full((*before.shape, END + 1), IMPOSSIBLE)
+        actions.narrow(-1, INSERT, 1).zero_()  # which stays there,
+        characters = before.new_ones(*before.shape, self.embedding.size)  # whatever that token is
+        past = {"before": before, "actions": actions, "characters": characters}
+        return State(fixed, {"cells": initial_cells(self.bridge, self.rnn, memory.summary), **past})
 
     def memory_mask(self, state: State) -> Tensor | None:
         return state.fixed.get("edited")
@@ -307,16 +318,17 @@ class EditTransducerDecoder(Decoder):
             return Step(
                 self.emission(readout), replace(state, past=past), Attention() if with_attention else None, readout
             )
-        edits = self.edit_actions(hidden, state)
-        before = self._pointers(tokens, edits, state.past["joint"])  # R T S
-        last = torch.full_like(tokens[:, 0], tokens.size(1) - 1) if mask is None else mask.sum(1) - 1
-        before_last = before[torch.arange(len(last), device=last.device), last]  # R S
-        past["joint"] = edits.at(last).joint(before_last[:, None])[:, 0]  # R S V
-        writes = before + torch.log1p(-edits.actions[..., DELETE].exp().clamp(max=1 - 1e-7))
-        weights = writes.masked_fill(~edits.rows[:, None], -torch.inf).softmax(-1)  # R T S
-        mean = (weights[:, :, None].to(edits.readout) @ edits.readout)[:, :, 0]  # R T W
-        attention = Attention(cross=weights[:, None, None]) if with_attention else None
-        return Step(edits.logits(before), replace(state, past=past), attention, mean)
+        edits, readout = self.edit_actions(hidden, state)
+        before = self._pointers(tokens, edits, state)  # R T S
+        now = {"before": before, "actions": edits.actions, "characters": edits.characters}
+        past |= {name: at_last_step(values, mask) for name, values in now.items()}
+        paths = edits.paths(before)  # R T S 5
+        weights = paths.sum(-1)
+        weights = weights / weights.sum(-1, keepdim=True)  # R T S
+        mean = mixture(weights.to(readout), readout)  # R T W
+        others = state.fixed["edited"].size(1) - weights.size(-1)
+        attention = Attention(cross=F.pad(weights, (0, others))[:, None, None]) if with_attention else None
+        return Step(edits.logits(paths), replace(state, past=past), attention, mean)
 
     def read(self, tokens: Tensor, state: State, mask: Tensor | None = None) -> tuple[Tensor, State]:
         """The hidden states of the target (R T W) after each of these tokens, and the state after all of them."""
@@ -327,50 +339,56 @@ class EditTransducerDecoder(Decoder):
         hidden, cells = self.rnn(read, state.past["cells"], mask)
         return hidden, replace(state, past={**state.past, "cells": cells})
 
-    def edit_actions(self, hidden: Tensor, state: State) -> EditActions:
-        """The distributions over actions for the hidden states (R T W) of the target."""
-        projected, edited, allowed, tokens = (
-            state.fixed[name].repeat_interleave(state.beams, 0) for name in ("projected", "edited", "allowed", "tokens")
-        )
-        readout = self.dropout(torch.tanh(self._context(hidden, state)[:, :, None] + projected[:, None]))  # R T S W
-        return EditActions(*self._distributions(readout, allowed[:, None]), readout, tokens, edited)
+    def edit_actions(self, hidden: Tensor, state: State) -> tuple[EditActions, Tensor]:
+        """The distributions over actions for the hidden states (R T W) of the target, and what they follow from."""
+        projected, allowed = state.fixed["projected"], state.fixed["allowed"]
+        context = beside(self._context(hidden, state), projected)
+        readout = self.dropout(torch.tanh(context[:, :, None] + projected[:, None]))  # B NT S W
+        scores = self._scores(readout, allowed[:, None])
+        shape = (*hidden.shape[:2], projected.size(1), -1)
+        actions, characters = scores[0].log_softmax(-1).view(shape), scores[1].softmax(-1).view(shape)
+        tokens = state.fixed["tokens"].repeat_interleave(state.beams, 0)
+        return EditActions(actions, characters, tokens), readout.view(shape)
 
     def actions_at(self, hidden: Tensor, rows: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """The same (R K 5, R K V) for K states of each row alone: hidden states (R K W) and pointers (R K)."""
+        """The log-probabilities of actions (R K 5) and characters (R K V) for K states of each row alone.
+
+        They have hidden states (R K W) and pointers (R K).
+        """
         projected, allowed = (
             state.fixed[name].gather(1, rows[..., None].expand(-1, -1, state.fixed[name].size(-1)))
             for name in ("projected", "allowed")
         )
-        return self._distributions(self.dropout(torch.tanh(self._context(hidden, state) + projected)), allowed)
+        scores = self._scores(self.dropout(torch.tanh(self._context(hidden, state) + projected)), allowed)
+        return scores[0].log_softmax(-1), scores[1].log_softmax(-1)
 
     def _context(self, hidden: Tensor, state: State) -> Tensor:
         """U s_t + Z c_t, R T W"""
-        keys = state.fixed["keys"]
-        scores = self.score(hidden.reshape(keys.size(0), -1, hidden.size(-1)), keys).view(*hidden.shape[:2], -1)
-        values, others = (state.fixed[name].repeat_interleave(state.beams, 0) for name in ("values", "others"))
-        weights = precise(scores).masked_fill(~others[:, None], IMPOSSIBLE).softmax(-1).to(values)
-        context: Tensor = self.hidden_proj(hidden) + weights @ values
+        keys, values, others = (state.fixed[name] for name in ("keys", "values", "others"))
+        scores = precise(self.score(beside(hidden, keys), keys)).masked_fill(~others[:, None], IMPOSSIBLE)  # B NT S
+        context: Tensor = self.hidden_proj(hidden) + (scores.softmax(-1).to(values) @ values).view_as(hidden)
         return context
 
-    def _distributions(self, readout: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the actions (... 5) and of the character that is written (... V)."""
-        actions = precise(self.action_proj(readout)).masked_fill(~allowed, IMPOSSIBLE).log_softmax(-1)
+    def _scores(self, readout: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the actions (... 5) and of the character that is written (... V)."""
+        actions = precise(self.action_proj(readout)).masked_fill(~allowed, IMPOSSIBLE)
         characters = precise(self.emission(readout))
         ends = torch.arange(characters.size(-1), device=characters.device) == EOS  # END writes it
-        return actions, characters.masked_fill(ends, IMPOSSIBLE).log_softmax(-1)
+        return actions, characters.masked_fill(ends, IMPOSSIBLE)
 
-    def _pointers(self, tokens: Tensor, edits: EditActions, joint: Tensor) -> Tensor:
+    def _pointers(self, tokens: Tensor, edits: EditActions, state: State) -> Tensor:
         """log p(row | y_<t) after the deletions before each token is written, R T S."""
-        stay, move = edits.emission(tokens[:, 1:])  # of the token after each step but the last
-        chosen = tokens[:, :1, None].expand(-1, joint.size(1), 1)
-        pointer = joint.gather(2, chosen).squeeze(2).log_softmax(-1)  # R S
+        before, last = state.past["before"], (state.past[name][:, None] for name in ("actions", "characters"))
+        stay, move = EditActions(*last, edits.copied).emission(tokens[:, :1])  # of each token that is read
+        if tokens.size(1) > 1:
+            earlier = replace(edits, actions=edits.actions[:, :-1], characters=edits.characters[:, :-1])
+            more = earlier.emission(tokens[:, 1:])
+            stay, move = (torch.cat(both, 1) for both in zip((stay, move), more, strict=True))
         befores = []
         for step in range(tokens.size(1)):
-            before = _after_deletions(pointer, edits.actions[:, step, :, DELETE])
+            new = torch.logaddexp(before + stay[:, step], _next_row(before + move[:, step], 1))
+            before = _after_deletions(new.log_softmax(-1), edits.actions[:, step, :, DELETE])
             befores.append(before)
-            if step < tokens.size(1) - 1:
-                new = torch.logaddexp(before + stay[:, step], _next_row(before + move[:, step], 1))
-                pointer = new.log_softmax(-1)
         return torch.stack(befores, 1)
 
 

@@ -70,6 +70,7 @@ class MultiSourceEncoder(Encoder):
             summary,
             tokens=_tokens(list(memories.values()), order),
             source_ids=torch.cat(numbers, 1).gather(1, order),
+            first_source_rows=next(iter(memories.values())).mask.size(1),
         )
 
     def grids(self, lengths: Sequence[int]) -> list[tuple[int, ...]]:

@@ -544,8 +544,8 @@ def _swapped(memory: Memory, other: Memory, how: Intervention) -> Memory:
     """The memory with all, the summary or one row of another one."""
     size = memory.mask.size(0)
 
-    def every(x: Tensor | None) -> Any:
-        return None if x is None else x.expand(size, *x.shape[1:])
+    def every(x: Any) -> Any:
+        return x.expand(size, *x.shape[1:]) if isinstance(x, Tensor) else x
 
     if how.kind == "swap-memory":
         return Memory(*(every(part) for part in vars(other).values()))
