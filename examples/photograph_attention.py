@@ -1,8 +1,9 @@
 """Attention of captions on photographs: where it lies, and whether it matters.
 
-    python examples/photograph_attention.py RUN FILE.tsv [--count 200] [--removals 40] [--json FILE]
+    python examples/photograph_attention.py RUN FILE.tsv [--method NAME] [--count 200] [--removals 40] [--json FILE]
 
-A line of the file is `picture TAB caption`; a picture has several lines. No boxes are needed. Of the first pictures:
+A line of the file is `picture TAB caption`; a picture has several lines. No boxes are needed. The maps are those of the
+attention, or of another method of `transduce explain`, such as `posterior`. Of the first pictures:
 
 - quarter, pointed: four pictures become one, two by two (the grid pointing game, Böhle et al. 2021), and the caption
   that the model writes for one of them alone is explained on the four. Only words count that a reference of this
@@ -21,6 +22,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ from PIL import Image
 import transduce
 from transduce.explain.alignment import Box, share_in_box
 from transduce.explain.attention import Explanation
+from transduce.explain.attribution import METHODS
 from transduce.explain.faithfulness import NOTICEABLE
 from transduce.modalities.image_files import fit, read_image
 
@@ -56,6 +59,16 @@ def write_mosaic(pictures: Sequence[str], path: Path) -> None:
     tiles = [fit(read_image(picture), TILE, TILE, "crop") for picture in pictures]
     rows = [np.concatenate(tiles[begin : begin + 2], 1) for begin in (0, 2)]
     Image.fromarray(np.concatenate(rows)).save(path)
+
+
+def explain(
+    model: transduce.Model, method: str, picture: str, caption: str | None = None, *, measures: bool = False
+) -> Explanation:
+    """A caption, given or generated, whose `map` is that of a method, with the measures of the method if asked for."""
+    if method == "attention" and not measures:
+        return model.explain(picture, caption)
+    found = model.explain(picture, caption, [method], measures=measures)
+    return replace(found, attention=found.attribution_map(method).weights[None, None])
 
 
 def own_words(explained: Explanation, words: set[str], others: Sequence[set[str]]) -> list[int]:
@@ -87,7 +100,9 @@ def points_into(explained: Explanation, token: int, quarter: int) -> bool:
     return (2 * row // rows, 2 * column // columns) == divmod(quarter, 2)
 
 
-def mosaic_measures(model: transduce.Model, captions: dict[str, str], words: dict[str, set[str]]) -> dict[str, float]:
+def mosaic_measures(
+    model: transduce.Model, method: str, captions: dict[str, str], words: dict[str, set[str]]
+) -> dict[str, float]:
     """`quarter` and `pointed`, in percent, and the number of words they are means of."""
     names, shares, hits = list(captions), [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +111,7 @@ def mosaic_measures(model: transduce.Model, captions: dict[str, str], words: dic
             others = [names[(number + step) % len(names)] for step in (1, 2, 3)]
             path = Path(folder) / f"{number}.png"
             write_mosaic([*others[:quarter], name, *others[quarter:]], path)
-            explained = model.explain(str(path), captions[name])
+            explained = explain(model, method, str(path), captions[name])
             for token in own_words(explained, words[name], [words[other] for other in others]):
                 shares.append(share_in_box(explained, token, quarter_box(quarter), SIZE))
                 hits.append(points_into(explained, token, quarter))
@@ -104,9 +119,9 @@ def mosaic_measures(model: transduce.Model, captions: dict[str, str], words: dic
 
 
 def caption_measures(explained: Sequence[Explanation]) -> dict[str, float]:
-    """The measures of captions on their own pictures; those of removals where the method `attention` was asked for."""
+    """The measures of captions on their own pictures; those of removals where they were asked for."""
     measured = [one for one in explained if one.faithfulness]
-    faith = [one.faithfulness["attention"] for one in measured]
+    faith = [next(iter(one.faithfulness.values())) for one in measured]
     readable = [one.comprehensiveness > max(one.random_comprehensiveness, 0) + NOTICEABLE for one in faith]
     return {
         "border": 100 * float(np.mean([border_share(one, token) for one in explained for token in one.outputs])),
@@ -120,15 +135,12 @@ def caption_measures(explained: Sequence[Explanation]) -> dict[str, float]:
     }
 
 
-def main(run: str, file: Path, count: int, removals: int, record: Path | None) -> None:
+def main(run: str, file: Path, method: str, count: int, removals: int, record: Path | None) -> None:
     model = transduce.load(run)
     words = read_captions(file, count)
-    explained = {
-        name: model.explain(name, methods=["attention"] if number < removals else None)
-        for number, name in enumerate(words)
-    }
+    explained = {name: explain(model, method, name, measures=number < removals) for number, name in enumerate(words)}
     found = caption_measures(list(explained.values()))
-    found |= mosaic_measures(model, {name: one.output for name, one in explained.items()}, words)
+    found |= mosaic_measures(model, method, {name: one.output for name, one in explained.items()}, words)
     for name, value in found.items():
         print(f"{name}: {value:.2f}")
     if record is not None:
@@ -139,8 +151,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("run")
     parser.add_argument("file", type=Path)
+    parser.add_argument("--method", default="attention", choices=METHODS, help="whose maps are measured")
     parser.add_argument("--count", type=int, default=200, help="pictures to measure")
     parser.add_argument("--removals", type=int, default=40, help="pictures of which cells are removed")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     given = parser.parse_args()
-    main(given.run, given.file, given.count, given.removals, given.json)
+    main(given.run, given.file, given.method, given.count, given.removals, given.json)

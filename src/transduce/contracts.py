@@ -158,6 +158,10 @@ class Decoder(nn.Module, ABC):
         """B S: the memory rows that cross-attention may attend to; None: there is no cross-attention."""
         return state.fixed.get("mask") if self.attention_shape[0] else None
 
+    def posterior(self, tokens: Tensor, state: State, outputs: Tensor) -> Tensor | None:
+        """R T S: p(a_t = s | y_t) of the row that each output token (R T) was written from; None: there is none."""
+        return None
+
     @property
     def supports_packing(self) -> bool:
         """Whether `pack` is implemented."""

@@ -3,6 +3,7 @@ export const METHODS = {
   attention: 'Attention weights',
   attention_norm: 'Weighted norms',
   rollout: 'Attention rollout',
+  posterior: 'Posterior of the row',
   input_x_gradient: 'Input × gradient',
   integrated_gradients: 'Integrated gradients',
   occlusion: 'Occlusion',

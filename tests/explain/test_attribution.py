@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transduce.decoders import DECODERS
 from transduce.encoders import ENCODERS
 from transduce.encoders.character_aware import WordPieceEmbedding
 from transduce.errors import InputError
+from transduce.explain.attention import AttentionMap
 from transduce.explain.attribution import (
     METHODS,
     AttributionInput,
@@ -167,8 +169,19 @@ def test_every_method_fits_or_says_why_not(case: str, method: str) -> None:
         return
     assert found.shape[0] == 4
     assert torch.isfinite(found).all()
-    if method in ("attention", "attention_norm", "rollout", "value_zeroing"):
+    if method in ("attention", "attention_norm", "rollout", "posterior", "value_zeroing"):
         assert found.sum(1).numpy() == pytest.approx(np.ones(4), abs=1e-4)
+
+
+def test_a_posterior_knows_the_token_that_attention_does_not() -> None:
+    """Another last token changes the posterior of its step alone, and the attention of no step."""
+    inputs = pair_of(shared("transformer>hard_attention"))
+    other = replace(inputs, ids=(*IDS[:-1], 7))
+    for method, changed in (("attention", [False] * 4), ("posterior", [False, False, False, True])):
+        difference = (attribute(inputs, method) - attribute(other, method)).abs().amax(1)
+        assert (difference > 1e-6).tolist() == changed
+    with pytest.raises(InputError, match="sums over its alignments"):
+        attribute(pair_of(shared("transformer>transformer")), "posterior")
 
 
 def test_an_unknown_method_names_the_nearest() -> None:
@@ -257,6 +270,22 @@ def test_explain_says_what_it_shows(runs: dict[str, Path], tmp_path: Path, comma
     assert "does not attend" not in called.out
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert "<title>classifier: attention</title>" in (tmp_path / "a.html").read_text()
+
+
+def test_the_picture_shows_the_first_method(
+    attention_run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[AttentionMap] = []
+    monkeypatch.setattr("transduce.explain.png.draw_map", lambda shown, path, **titles: drawn.append(shown))
+    ((source, target),) = colour_pairs(1)
+    given = (attention_run, source, "--target", target, "--level", "token", "--png", tmp_path / "a.png")
+    methods = ("--method", "occlusion", "--method", "attention_norm")
+    for extra in ((), methods, methods[2:], ("--method", "attention")):
+        assert command("explain", *given, *extra).code == 0
+    explained = transduce.load(attention_run).explain(source, target, ["occlusion", "attention_norm"], measures=False)
+    norms, losses = (explained.attribution_map(name).weights for name in ("attention_norm", "occlusion"))
+    for shown, wanted in zip(drawn, (explained.map().weights, losses, norms, explained.map().weights), strict=True):
+        assert shown.weights == pytest.approx(wanted, abs=1e-5)
 
 
 def test_attributions_are_shown_and_written(attention_run: Path, tmp_path: Path, command: Command) -> None:

@@ -16,7 +16,15 @@ from transduce.recipe import parse
 from transduce.recipe.build import build_model, complete_recipe
 
 ENCODER = {"kind": "recurrent", "width": WIDTH}
-OPTIONS = ({"order": 0}, {"monotonic": True}, {"monotonic": False, "max_jump": 1}, {"score": "mlp", "cell": "gru"})
+PRODUCT = {"order": 0, "emission": "product"}
+OPTIONS = (
+    {"order": 0},
+    {"monotonic": True},
+    {"monotonic": False, "max_jump": 1},
+    {"score": "mlp", "cell": "gru"},
+    PRODUCT,
+    {**PRODUCT, "initial": "zero"},
+)
 
 
 def model_with(**options: Any) -> torch.nn.Module:
@@ -29,19 +37,23 @@ def model_with(**options: Any) -> torch.nn.Module:
     return model
 
 
-def log_probability_of_paths(model: torch.nn.Module, source: Any, target: list[int]) -> torch.Tensor:
-    """log p(y | x) as the sum over all alignment paths a_1 ... a_T of the product of their probabilities."""
+def paths(model: torch.nn.Module, source: Any, target: list[int]) -> dict[tuple[int, ...], torch.Tensor]:
+    """p(y, a | x) of every alignment path a_1 ... a_T."""
     decoder: HardAttentionDecoder = model.decoder
     memory = model.encoder(source)
     tokens = torch.tensor([target])
-    hidden, _ = decoder.rnn(
-        decoder.embedding(tokens[:, :-1]), initial_cells(decoder.bridge, decoder.rnn, memory.summary)
-    )
+    cells = decoder.rnn.zeros(1, memory.values)
+    if decoder.bridge is not None:
+        cells = initial_cells(decoder.bridge, decoder.rnn, memory.summary)
+    hidden, _ = decoder.rnn(decoder.embedding(tokens[:, :-1]), cells)
     scores = decoder.score(hidden, decoder.score.keys(memory.values))[0]  # T S
-    readout = torch.tanh(decoder.hidden_proj(hidden)[0][:, None] + decoder.memory_proj(memory.values)[0])
-    emission = decoder.emission(readout).softmax(-1)  # T S V
+    before, row = decoder.hidden_proj(hidden)[0][:, None], decoder.memory_proj(memory.values)[0]
+    if decoder.factorised:
+        emission = (decoder.emission(before) + decoder.emission(row)).softmax(-1)  # T S V
+    else:
+        emission = decoder.emission(torch.tanh(before + row)).softmax(-1)
     rows, steps = scores.size(1), scores.size(0)
-    total = torch.zeros(())
+    found = {}
     for path in product(range(rows), repeat=steps):
         probability, before = torch.ones(()), 0
         for step, row in enumerate(path):
@@ -56,8 +68,8 @@ def log_probability_of_paths(model: torch.nn.Module, source: Any, target: list[i
                         logits[other] = -torch.inf
             probability = probability * logits.softmax(-1)[row] * emission[step, row, target[step + 1]]
             before = row
-        total = total + probability
-    return total.log()
+        found[path] = probability
+    return found
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -66,7 +78,44 @@ def test_likelihood_is_the_sum_over_all_alignments(options):
     target = batch.target.values[0].tolist()
     logits = model(batch).logits[0]
     found = logits.log_softmax(-1)[torch.arange(len(target) - 1), target[1:]].sum()
-    assert_close(found, log_probability_of_paths(model, batch, target), atol=1e-5, rtol=1e-5)
+    assert_close(found, sum(paths(model, batch, target).values()).log(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_posterior_is_the_share_of_the_paths_through_a_row(options):
+    """Of all paths up to a token, the part whose last row is this one."""
+    model, batch = model_with(**options), example_batch([(3, 4)])
+    target = batch.target.values[0].tolist()
+    found = model.decoder.posterior(torch.tensor([target[:-1]]), model.start(batch), torch.tensor([target[1:]]))[0]
+    for step in range(1, len(target)):
+        known = paths(model, batch, target[: step + 1])
+        through = torch.zeros(found.size(1))
+        for path, probability in known.items():
+            through[path[-1]] += probability
+        assert_close(found[step - 1], through / through.sum(), atol=1e-5, rtol=1e-4)
+
+
+def test_posterior_shares_the_memory_between_beams():
+    model, batch = model_with(**PRODUCT), example_batch([(3, 4), (5, 4)])
+    read, written = batch.target.values[:, :-1], batch.target.values[:, 1:]
+    once = model.decoder.posterior(read, model.start(batch), written)
+    twice = model.decoder.posterior(
+        read.repeat_interleave(2, 0), model.start(batch).repeat(2), written.repeat_interleave(2, 0)
+    )
+    assert_close(twice, once.repeat_interleave(2, 0))
+    assert (once[0, :, 4:] == 0).all()  # padding, after </s>
+
+
+def test_a_state_that_begins_with_zeros_knows_the_source_through_its_rows_alone():
+    """Where all rows are equal, attention has nothing to choose from, and the state is the same for every source."""
+    model, batch = model_with(**PRODUCT, initial="zero"), example_batch([(3, 4), (3, 4)])
+    assert all(not tensor.any() for layer in model.start(batch).past["cells"] for tensor in layer)
+    assert not hasattr(model_with(**PRODUCT, initial="zero").decoder.bridge, "weight")
+
+
+def test_a_product_needs_order_0():
+    with pytest.raises(InputError, match="order 0"):
+        model_with(emission="product")
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -205,7 +205,8 @@ def _cases() -> dict[str, dict]:
     for decoder in DECODERS:  # rows that spell beside every decoder
         add(SMALL["conformer"], SMALL[decoder], ctc={"weight": 0.4})
     add({**SMALL["conformer"], "norm_kind": "batch", "position": "rotary"}, base_decoder)
-    for part in ({"order": 0}, {"monotonic": False}, {"score": "mlp", "cell": "gru", "max_jump": 1}):
+    product = {"order": 0, "emission": "product", "initial": "zero"}
+    for part in ({"order": 0}, {"monotonic": False}, {"score": "mlp", "cell": "gru", "max_jump": 1}, product):
         add(base_encoder, {**SMALL["hard_attention"], **part})
     edits = {"copy_action": False}, {"substitute_action": False}, {"score": "mlp", "cell": "gru"}
     for part in (*edits, {"condition_input": True}):

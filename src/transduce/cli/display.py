@@ -230,7 +230,7 @@ def _shell_quote(line: str) -> str:
 
 def attention_map(explained: Explanation, level: str, layer: Any, head: Any) -> AttentionMap:
     """The attention map between tokens or words; `auto` means words if both sides have several."""
-    return _at_level(explained.map(layer, head), level)
+    return at_level(explained.map(layer, head), level)
 
 
 def show_attributions(explained: Explanation, level: str, console: Console) -> None:
@@ -238,7 +238,7 @@ def show_attributions(explained: Explanation, level: str, console: Console) -> N
     for name, measured in explained.faithfulness.items():
         if explained.attention is not None:  # an encoder with a head has its attribution in the map above
             console.print(f"\n[bold]{name}[/]", highlight=False)
-            terminal.draw(_at_level(explained.attribution_map(name), level), console)
+            terminal.draw(at_level(explained.attribution_map(name), level), console)
         parts = [
             f"comprehensiveness {measured.comprehensiveness:.2f} (random {measured.random_comprehensiveness:.2f})",
             f"sufficiency {measured.sufficiency:.2f} (random {measured.random_sufficiency:.2f})",
@@ -255,7 +255,8 @@ def show_attributions(explained: Explanation, level: str, console: Console) -> N
         console.print(f"\n{explained.uniform_swap.verdict}", highlight=False)
 
 
-def _at_level(tokens: AttentionMap, level: str) -> AttentionMap:
+def at_level(tokens: AttentionMap, level: str) -> AttentionMap:
+    """A map between tokens as one between words, where the level asks for it."""
     several = min(len(tokens.source_labels), len(tokens.target_labels)) > 1
     if level not in ("auto", "word", "token"):
         raise InputError(f"unknown level {level!r}", where="--level", remedy="auto, word or token")

@@ -56,8 +56,9 @@ def explain(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="Attribution method, once or several times: attention, attention_norm, rollout, input_x_gradient, "
-            "integrated_gradients, occlusion, value_zeroing. Each map comes with measures of its faithfulness."
+            help="Attribution method, once or several times: attention, attention_norm, rollout, posterior, "
+            "input_x_gradient, integrated_gradients, occlusion, value_zeroing. Each map comes with measures of its "
+            "faithfulness; --png draws that of the first."
         ),
     ] = None,
     intervene: Intervene = None,
@@ -88,7 +89,7 @@ def explain(
 
         transduce explain runs/demo "3. März 2026" --intervene mask-head:cross:1.3
     """
-    from transduce.cli.display import attention_map, save_pictures, show_attributions, show_explained
+    from transduce.cli.display import at_level, attention_map, save_pictures, show_attributions, show_explained
 
     model = load_model(run, device, trust_user_code)
     texts = model.source_encoding.sources_in(text) or [text]
@@ -108,6 +109,8 @@ def explain(
     for one, attention in zip(explained, maps, strict=True):
         show_explained(one, attention, console, sourceless=model.sourceless)
         show_attributions(one, level, console)
+    if method and method[0] != "attention" and explained[0].attention is not None:
+        maps[0] = at_level(explained[0].attribution_map(method[0]), level)
     save_pictures(explained, [attention for attention in maps if attention is not None], html, png, run)
     if json is not None:
         replace_file(json, "".join(json_line(one.to_json()) + "\n" for one in explained))

@@ -49,6 +49,12 @@ def at_first_row(memory: Tensor) -> Tensor:
     return rows
 
 
+def exp_shifted(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(logits - most), and the largest logit of each row, which is a constant of the gradient."""
+    most = logits.detach().amax(-1, keepdim=True)
+    return (logits - most).exp(), most
+
+
 def beside(rows: Tensor, memory: Tensor) -> Tensor:
     """The rows (R T W) of all beams of a source as one row (B NT W): so no memory (B S W) is repeated for beams."""
     return rows.reshape(len(memory), -1, rows.size(-1))
@@ -86,6 +92,10 @@ class HardAttentionDecoder(Decoder):
     s_t. Order 1: on a_{t-1} too; the state then holds p(a_t = s | y_<t) and p(y_t = v | a_t = s) for every s and v,
     from which the next token selects the posterior of a_t. The logits are log-probabilities. Time and memory grow with
     source length x vocabulary, which suits characters and phones.
+
+    With `emission: product`, p(y_t | s_t, h_s) is a product of two experts (Hinton 2002), proportional to
+    exp(f(s_t)) exp(g(h_s)): one knows the words before, the other one row. Then the sum over s, and the sums that
+    normalise each product, are matrix products, which suits words too (order 0).
     """
 
     constant_state = True
@@ -103,14 +113,22 @@ class HardAttentionDecoder(Decoder):
         order: Literal[0, 1] = 1,
         monotonic: bool = True,
         max_jump: Count = 8,
+        emission: Literal["joint", "product"] = "joint",
+        initial: Literal["summary", "zero"] = "summary",
         dropout: Rate = 0.1,
     ) -> None:
-        """`monotonic`: a_t >= a_{t-1} (order 1). `max_jump`: longest jump with a bias of its own."""
+        """`monotonic`: a_t >= a_{t-1} (order 1). `max_jump`: longest jump with a bias of its own. `emission`: of s_t
+        and h_s together, or their product. `initial`: the recurrent state begins with the summary of the memory, or,
+        so that it knows of the source only what was written, with zeros."""
         super().__init__()
         self.embedding, self.emission, self.dropout = embedding, output, Dropout(dropout)
         self.rnn = RecurrentStack(embedding.width, width, cell, layers, dropout=dropout)
         self.order, self.monotonic, self.max_jump = order, monotonic, max_jump
-        self.bridge = dense(memory_width, layers * width * self.rnn.tensors) if memory_width else None
+        self.has_memory, self.factorised = memory_width > 0, emission == "product"
+        if self.factorised and order:
+            raise InputError("a product of experts is summed over alignments of order 0", remedy="set order: 0")
+        has_bridge = self.has_memory and initial == "summary"
+        self.bridge = dense(memory_width, layers * width * self.rnn.tensors) if has_bridge else None
         self.hidden_proj = dense(width, width)
         if memory_width:
             self.score = check_stateless(score(width, memory_width))
@@ -120,45 +138,103 @@ class HardAttentionDecoder(Decoder):
 
     @property
     def attention_shape(self) -> tuple[int, int]:
-        return (1, 1) if self.bridge is not None else (0, 0)
+        return (1, 1) if self.has_memory else (0, 0)
 
     def start(self, memory: Memory) -> State:
         rows = memory.mask.size(0)
-        if self.bridge is None:
-            return State({}, {"cells": self.rnn.zeros(rows, self.embedding.weight)})
+        cells = self.rnn.zeros(rows, self.embedding.weight)
+        if not self.has_memory:
+            return State({}, {"cells": cells})
         keys, projected = self.score.keys(memory.values), self.memory_proj(memory.values)
-        past: dict[str, Tree] = {"cells": initial_cells(self.bridge, self.rnn, memory.summary)}
+        if self.bridge is not None:
+            cells = initial_cells(self.bridge, self.rnn, memory.summary)
+        past: dict[str, Tree] = {"cells": cells}
+        fixed: dict[str, Tree] = {"keys": keys, "projected": projected, "mask": memory.mask}
+        if self.factorised:
+            fixed["expert"] = exp_shifted(precise(self.emission(projected)))[0]  # B S V
         if self.order:  # before the first token every alignment path is at the first row, whatever that token is
             past["prior"] = at_first_row(projected)  # R S
             past["emissions"] = past["prior"].new_ones(*past["prior"].shape, self.embedding.size)  # R S V
-        return State({"keys": keys, "projected": projected, "mask": memory.mask}, past)
+        return State(fixed, past)
 
     def advance(
         self, tokens: Tensor, state: State, mask: Tensor | None = None, *, with_attention: bool = False
     ) -> Step:
         hidden, cells = self.rnn(self.dropout(self.embedding(tokens)), state.past["cells"], mask)  # R T W
         past: dict[str, Tree] = {**state.past, "cells": cells}
-        if self.bridge is None:
+        if not self.has_memory:
             readout = self.dropout(torch.tanh(self.hidden_proj(hidden)))
             return Step(
                 self.emission(readout), replace(state, past=past), Attention() if with_attention else None, readout
             )
-        keys, projected, seen = (state.fixed[name] for name in ("keys", "projected", "mask"))
-        scores = precise(self.score(beside(hidden, keys), keys)).masked_fill(~seen[:, None], IMPOSSIBLE)
-        scores = scores.view(*hidden.shape[:2], -1)  # R T S
-        queries = beside(self.hidden_proj(hidden), keys)
-        readout = self.dropout(torch.tanh(queries[:, :, None] + projected[:, None])).view(*scores.shape, -1)  # R T S W
-        emissions = precise(self.emission(readout)).softmax(-1)  # R T S V
-        prior = self._forward_algorithm(tokens, scores, emissions, state) if self.order else scores.log_softmax(-1)
-        if self.order:
-            past |= {"prior": at_last_step(prior, mask), "emissions": at_last_step(emissions, mask)}
-        weights = prior.exp()  # R T S
-        mean = mixture(weights.to(readout), readout)  # R T W
+        scores = self._scores(hidden, state)
+        if self.factorised:
+            prior = scores.log_softmax(-1)
+            weights = prior.exp()  # R T S
+            logits, mean = self._product_of_experts(hidden, weights, state)
+        else:
+            readout, emissions = self._emissions(hidden, state)
+            prior = self._prior(tokens, scores, emissions, state)
+            weights = prior.exp()
+            logits, mean = log_of(mixture(weights, emissions)), mixture(weights.to(readout), readout)  # R T V, R T W
+            if self.order:
+                past |= {"prior": at_last_step(prior, mask), "emissions": at_last_step(emissions, mask)}
         attention = Attention(cross=weights[:, None, None]) if with_attention else None
-        return Step(log_of(mixture(weights, emissions)), replace(state, past=past), attention, mean)
+        return Step(logits, replace(state, past=past), attention, mean)
 
-    def _forward_algorithm(self, tokens: Tensor, scores: Tensor, emissions: Tensor, state: State) -> Tensor:
-        """log p(a_t = s | y_<t) of every step, R T S."""
+    def posterior(self, tokens: Tensor, state: State, outputs: Tensor) -> Tensor | None:
+        """p(a_t = s | y_t, y_<t), R T S: the prior times p(y_t | s_t, h_s), as shares (Shankar & Sarawagi 2019)."""
+        if not self.has_memory:
+            return None
+        hidden, _ = self.rnn(self.dropout(self.embedding(tokens)), state.past["cells"])
+        scores = self._scores(hidden, state)
+        if self.factorised:
+            totals = self._language_expert(hidden, state)[1]
+            expert = state.fixed["expert"].mT  # B V S
+            chosen = beside(outputs[..., None], expert).expand(-1, -1, expert.size(-1))
+            joint = scores.log_softmax(-1) + log_of(expert.gather(1, chosen).view_as(totals)) - totals.log()
+        else:
+            emissions = self._emissions(hidden, state)[1]
+            joint = self._prior(tokens, scores, emissions, state) + of_tokens(emissions, outputs)
+        seen = state.fixed["mask"].repeat_interleave(state.beams, 0)
+        return joint.masked_fill(~seen[:, None], IMPOSSIBLE).softmax(-1)
+
+    def _scores(self, hidden: Tensor, state: State) -> Tensor:
+        """The score of each row of the memory, impossible under the mask, R T S."""
+        keys, seen = state.fixed["keys"], state.fixed["mask"]
+        scores = precise(self.score(beside(hidden, keys), keys)).masked_fill(~seen[:, None], IMPOSSIBLE)
+        return scores.view(*hidden.shape[:2], -1)
+
+    def _emissions(self, hidden: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """The readout of each row of the memory (R T S W), and p(y_t | s_t, h_s), R T S V."""
+        projected = state.fixed["projected"]
+        queries = beside(self.hidden_proj(hidden), projected)
+        readout = self.dropout(torch.tanh(queries[:, :, None] + projected[:, None]))
+        readout = readout.view(*hidden.shape[:2], *readout.shape[2:])
+        return readout, precise(self.emission(readout)).softmax(-1)
+
+    def _product_of_experts(self, hidden: Tensor, weights: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """log p(y_t), R T V, and the mean readout, R T W, for p(a_t = s), R T S."""
+        language, totals, most, readout = self._language_expert(hidden, state)
+        expert, projected = state.fixed["expert"], state.fixed["projected"]
+        mixed = beside(weights / totals, expert) @ expert  # B NT V
+        logits = log_of(mixed).view_as(language) + language - most
+        values = beside(weights.to(readout), projected) @ projected
+        return logits, readout + values.view_as(readout)
+
+    def _language_expert(self, hidden: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """f(s_t), R T V; sum over v of exp(f - most) times the expert of each row, R T S; the most; the readout."""
+        readout = self.dropout(self.hidden_proj(hidden))
+        language = precise(self.emission(readout))
+        relative, most = exp_shifted(language)
+        expert = state.fixed["expert"]
+        totals = (beside(relative, expert) @ expert.mT).view(*hidden.shape[:2], -1)
+        return language, totals.clamp(min=torch.finfo(totals.dtype).tiny), most, readout
+
+    def _prior(self, tokens: Tensor, scores: Tensor, emissions: Tensor, state: State) -> Tensor:
+        """log p(a_t = s | y_<t) of every step, R T S; of order 1 by the forward algorithm."""
+        if not self.order:
+            return scores.log_softmax(-1)
         seen = state.fixed["mask"].repeat_interleave(state.beams, 0)
         transitions = self._transitions(scores)  # R T S S
         written = of_tokens(state.past["emissions"][:, None], tokens[:, :1])

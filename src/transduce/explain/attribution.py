@@ -1,4 +1,4 @@
-"""Attribution of output tokens to source rows: attention, norms, rollout, gradients, occlusion, value zeroing.
+"""Attribution of output tokens to source rows: attention, norms, rollout, posterior, gradients, occlusion, zeroing.
 
 Each method gives a matrix T S: how much each row of the source matters for each token of a given target. The methods of
 attention are shares, whose rows sum to 1. Those of gradients and occlusion are signed changes of log p(y_t | y_<t, x).
@@ -111,6 +111,21 @@ def rollout(inputs: AttributionInput) -> Tensor:
     return _attention(inputs).mean((0, 1)) @ total
 
 
+def posterior(inputs: AttributionInput) -> Tensor:
+    """p(a_t = s | y_t): where a token came from, once it is known (Shankar & Sarawagi 2019).
+
+    Attention is decided before the token: with several objects in sight it says what may be written next. The decoder
+    must sum over its alignments.
+    """
+    tokens = torch.tensor([[BOS, *inputs.ids]], device=inputs.batch.device)
+    found = None
+    if isinstance(inputs.network, DecoderModel):
+        found = inputs.network.decoder.posterior(tokens[:, :-1], inputs.network.start(inputs.batch), tokens[:, 1:])
+    if found is None:
+        raise _unfit("a posterior needs a decoder that sums over its alignments, such as hard_attention")
+    return found[0]
+
+
 def input_x_gradient(inputs: AttributionInput) -> Tensor:
     """The embedding of a row times the gradient of log p: a linear estimate of its removal."""
     return _integrate(inputs, torch.ones(1, 1, device=inputs.batch.device))
@@ -147,6 +162,7 @@ METHODS: dict[str, Callable[[AttributionInput], Tensor]] = {
     "attention": raw_attention,
     "attention_norm": attention_norm,
     "rollout": rollout,
+    "posterior": posterior,
     "input_x_gradient": input_x_gradient,
     "integrated_gradients": integrated_gradients,
     "occlusion": occlusion,
