@@ -27,6 +27,7 @@ from transduce.training.ensemble_run import (
     portfolio,
     shortened,
     successive_halving,
+    time_of_trainings,
     train_best,
     with_effort,
 )
@@ -43,6 +44,21 @@ def recipe(pairs: Path, kind: str = "words", **training: object) -> Recipe:
 def variants(count: int) -> list[Variant]:
     one = parse({"model": SMALL})
     return [Variant(str(number), one) for number in range(count)]
+
+
+def test_the_time_of_a_search_counts_every_training(pairs: Path):
+    limited = recipe(pairs, minutes=2.0)
+    trials: list[float] = []
+    successive_halving(portfolio(resolve(limited)), lambda one, share: trials.append(share) or 0.0, SHARES)
+    said = time_of_trainings(limited, 3, search=True)
+    assert said is not None
+    assert said.startswith(f"{len(trials)} short trainings and 4 in full, of at most 2 minutes")
+    assert said.endswith(f"at most {2 * (sum(trials) + 4):.0f} minutes in all")
+    assert (
+        time_of_trainings(limited, 3, search=False)
+        == "3 trainings, of at most 2 minutes each: at most 6 minutes in all"
+    )
+    assert time_of_trainings(recipe(pairs), 3, search=True) is None
 
 
 def test_the_better_half_goes_on_with_twice_the_training():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transduce.autoconfig.sizes import FEW_PAIRS, TimeBudget, separate
+from transduce.autoconfig.hints import hints
+from transduce.autoconfig.sizes import TimeBudget, separate
 from transduce.autoconfig.statistics import CorpusStatistics, corpus_statistics
 from transduce.autoconfig.tasks import DATA_SECTIONS, SOURCE_COLUMNS, TASK_RECIPES, inflection_data
 from transduce.data.readers.corpus import Invalid, name_columns, read_corpus
@@ -119,7 +120,7 @@ def choose(data: dict[str, Any], task: str = "generate", budget: TimeBudget | No
         data["train"] = [corpus.model_dump(exclude_unset=True) for corpus in named]
         parsed = parse({"data": data}).data
     statistics = corpus_statistics(parsed.train, parsed.invalid)
-    for hint in _hints(statistics, task):
+    for hint in hints(parsed.train, parsed.invalid, statistics, task):
         warnings.warn(hint, stacklevel=3)
     budget = budget or TimeBudget()
     chosen, reasons = separate(TASK_RECIPES[task](statistics, budget))
@@ -131,20 +132,6 @@ def choose(data: dict[str, Any], task: str = "generate", budget: TimeBudget | No
     if table:
         reasons["data.sources"] = table
     return Plan(parse({"data": data, **chosen}), reasons, statistics, budget)
-
-
-def _hints(statistics: CorpusStatistics, task: str) -> Iterator[str]:
-    """What a user should know about the data before training."""
-    if 1 < statistics.pairs < FEW_PAIRS:  # a single one cannot be trained on
-        yield (
-            f"{statistics.pairs} examples are few: the model may learn them by heart, and its scores say little; "
-            "give more, or start from a trained run with init.model=RUN"
-        )
-    if task == "generate" and statistics.has_labels:
-        yield (
-            f"the targets are {statistics.target.distinct} different lines that repeat: if they are labels, "
-            "--task classify trains a classifier in place of a decoder that spells them"
-        )
 
 
 def _saved_splits(train: Any) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -29,6 +29,7 @@ SAMPLE = 20_000  # pairs that are analysed; the rest is only counted
 
 PIECES_A_WORD = 1.3  # BPE pieces, assumed
 MAX_LABELS = 100  # more different targets are not taken for labels
+WORDS_A_TAG = 4  # at least
 LABEL_COUNT = 10  # mean number of lines with the same label
 SHOWN = 10  # places that are stored for each kind of problem
 MAX_RATIO = 4.0  # a pair whose ratio of lengths differs from the median by more than this factor is suspicious
@@ -90,6 +91,13 @@ class CorpusStatistics:
     pairs: int
     source: SideStatistics
     target: SideStatistics
+    word_for_word: bool = False  # every target of the sample has as many words as its source
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether the targets look like tags: one word of a small set for each word of a larger one."""
+        small = self.target.closed_vocabulary and self.target.vocabulary <= self.source.vocabulary / WORDS_A_TAG
+        return self.word_for_word and small
 
     @property
     def shared(self) -> bool:
@@ -111,10 +119,15 @@ def corpus_statistics(corpora: Corpora, invalid: Invalid) -> CorpusStatistics:
     sample = list(islice(pairs, SAMPLE))
     more = sum(1 for _ in pairs)
     if not sample:
+        for corpus in corpora if counts else ():  # lines were dropped: the first of them says why
+            deque(read_corpus(corpus, "error"), maxlen=0)
         files = ", ".join(str(corpus.path or corpus.source) for corpus in corpora)
         raise InputError("no pairs: one side is always empty", where=files, remedy="give lines with two sides")
     return CorpusStatistics(
-        len(sample) + more, SideStatistics.of([s for s, _ in sample]), SideStatistics.of([t for _, t in sample])
+        len(sample) + more,
+        SideStatistics.of([s for s, _ in sample]),
+        SideStatistics.of([t for _, t in sample]),
+        all(len(s.split()) == len(t.split()) for s, t in sample),
     )
 
 

@@ -72,7 +72,10 @@ def train(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Time for training: network, updates and schedule are fitted to it. [default: 10 on a CPU]"),
+        typer.Option(
+            help="Time for training: network, updates and schedule are fitted to it. With --ensemble or --effort best: "
+            "for each network. [default: 10 on a CPU]"
+        ),
     ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only print the recipe that is chosen, the reasons and the expected time.")
@@ -132,7 +135,7 @@ def train(
         from transduce.cli.display import show_plan, show_recipe
         from transduce.recipe.registry import check_user_code
         from transduce.run import Run
-        from transduce.training.ensemble_run import with_effort
+        from transduce.training.ensemble_run import time_of_trainings, with_effort
 
     console = open_console(quiet)
     source, settings = _with_second_file(source, settings or [])
@@ -159,6 +162,8 @@ def train(
         show_recipe(recipe, console)
     if effort == "best" or ensemble is not None:
         members = MEMBERS if ensemble is None else ensemble
+        if time := time_of_trainings(recipe, members, search=effort == "best"):
+            console.print(time, highlight=False)
         _train_ensemble(recipe, folder, members, effort, resume, allow_change or [], console)
     else:
         _train(recipe, folder, resume, allow_change or [], console)

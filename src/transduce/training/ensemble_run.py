@@ -63,6 +63,21 @@ def _is(key: str, name: str) -> bool:
     return f"{key}.".startswith(f"{name}.")
 
 
+def time_of_trainings(recipe: Recipe, members: int, *, search: bool) -> str | None:
+    """How many trainings an ensemble or a search has, and how long they take at most; None: there is no limit."""
+    minutes = recipe.training.minutes
+    if minutes is None:
+        return None
+    trials, parts, left = 0, 0.0, len(portfolio(resolve(recipe))) if search else 0
+    for share in SHARES if search else ():
+        if left > 1:
+            trials, parts, left = trials + left, parts + share * left, -(-left // 2)
+    full = members + 1 if search else members
+    together = f"{trials} short trainings and {full} in full" if search else f"{full} trainings"
+    total = (parts + full) * minutes
+    return f"{together}, of at most {minutes:g} minutes each: at most {total:.0f} minutes in all"
+
+
 def with_effort(recipe: Recipe, effort: str, overrides: Sequence[str]) -> Recipe:
     """The recipe that an effort begins with: shortened where it is quick, except for keys that the user gave."""
     if effort not in EFFORTS:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.autoconfig import recipe_for
+from transduce.autoconfig.statistics import corpus_statistics
 from transduce.data.readers.corpus import DropCounter, fingerprint, read_corpus, read_lines
 from transduce.data.readers.translation_files import suspicious_line
 from transduce.errors import InputError
@@ -252,6 +253,12 @@ def test_utf16_is_recognised(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.tsv", "a\tb\n".encode("utf-16"))
     with pytest.raises(InputError, match="UTF-16"):
         list(read_corpus(Corpus(path=path)))
+
+
+def test_a_file_of_another_encoding_says_how_to_convert_it(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.tsv", "über\tup\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"(?s)a\.tsv:1.*byte 0xfc.*iconv -f LATIN1"):
+        corpus_statistics([Corpus(path=path)], "drop")  # all lines were dropped: the reason is told
 
 
 def test_fingerprint_depends_on_content_not_name(tmp_path: Path) -> None:

@@ -62,6 +62,19 @@ def test_metadata_file_gives_sources_and_targets(tmp_path, name, fields):
     assert found == [(at, "first", 1, place), *more, (at, "third", 2, place)]
 
 
+@pytest.mark.parametrize("header", ["file_name,text", "id,file_name,transcription", None])
+def test_a_table_is_a_metadata_file(tmp_path, header):
+    name = "a.wav" if header else "wavs/a.wav"
+    (tmp_path / "wavs").mkdir()
+    (tmp_path / name).write_text("")
+    number = "7," if header and "id" in header else ""
+    lines = [header, f'{number}a.wav,"one, two"'] if header else ["a|one, two|ignored", "a|three|"]
+    (tmp_path / "metadata.csv").write_text("".join(f"{line}\n" for line in lines))
+    found = [(one.source, one.target, one.line) for one in read_corpus(corpus(tmp_path))]
+    at = str(tmp_path / name)
+    assert found == ([(at, "one, two", 2)] if header else [(at, "one, two", 1), (at, "three", 2)])
+
+
 def test_columns_select_fields_of_the_metadata_file(tmp_path):
     (tmp_path / "captions.jsonl").write_text(json.dumps({"a": "x", "b": "y", "caption": "no"}) + "\n")
     found = next(read_corpus(corpus(tmp_path, columns=("a", "b"))))

@@ -281,6 +281,16 @@ def test_a_file_without_a_complete_unit_says_what_is_missing(
         _read(tmp_path / name)
 
 
+def test_a_list_of_texts_is_no_list_of_words(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": 1, "item": "row", "sounds": ["r ou", "r au"], "by": "x"}\n')
+    with pytest.raises(InputError, match=r"a\.jsonl:1: several texts: field 'sounds' is a list of 2 texts"):
+        list(read_corpus(Corpus(path=str(path), columns=("item", "sounds"))))
+    with pytest.raises(InputError, match="There are id, item, sounds, by") as error:
+        list(read_corpus(Corpus(path=str(path))))
+    assert error.value.remedy == "name them: --columns item,sounds"
+
+
 def test_one_json_object_over_several_lines_is_no_list_of_pairs(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"data": [{"source": "a", "target": "b"}]}, indent=2))
     with pytest.raises(InputError, match="array of objects"):

@@ -37,6 +37,7 @@ from transduce.data.readers.files import (
     is_table,
     line_offsets,
     lines_from,
+    located,
     names_files,
     open_bytes,
     open_lines,
@@ -246,7 +247,7 @@ def resolve_paths(source: str, folder: Path, modalities: tuple[str, ...]) -> str
         return source
     parts = source.split("\t")
     named = [
-        part if kind in TEXT_KINDS or not part else str(folder / part)
+        part if kind in TEXT_KINDS or not part else located(folder, part)
         for part, kind in zip(parts, modalities, strict=False)
     ]
     return "\t".join(named)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from transduce.data.readers.files import TEXT_KINDS, Parse, decode, stored_lines
+from transduce.data.readers.files import TEXT_KINDS, Parse, decode, located, stored_lines
 from transduce.errors import InputError, UnreadableError, nearest
 from transduce.flow import Example
 from transduce.recipe import Corpus
@@ -41,6 +42,13 @@ KNOWN_COLUMNS = (
     ("graphemes", "phonemes"),
     ("file_name", "caption"),
     ("file_name", "text"),
+    ("file_name", "transcription"),
+    ("file_name", "label"),
+    ("image", "caption"),
+    ("image", "text"),
+    ("image", "label"),
+    ("audio", "text"),
+    ("audio", "sentence"),
     ("path", "sentence"),
     ("tokens", "tags"),
     ("words", "tags"),
@@ -76,6 +84,9 @@ DELIMITERS = ",;\t|"  # of a CSV file
 _DELIMITER = {True: "commas", False: "a tab"}  # in messages, by whether cells may be quoted
 SAMPLE = 20  # lines from which the delimiter is found
 _NUMBER = re.compile("(?:column)?([1-9][0-9]{0,3})")
+FEWEST_ROWS, LABEL_ROWS = 10, 10  # below a header; for each value of a column of labels
+LONGEST_NAME = 30  # characters
+_NAME, _LATIN = re.compile(r"[^\W\d][\w -]*"), re.compile("[A-Za-z]")
 LONGEST_CELL = 1 << 20  # characters: a quote that is never closed makes a cell of the rest of the file
 Split = Callable[[Any], list[str]]
 
@@ -87,10 +98,47 @@ def is_language(name: str) -> bool:
 
 
 def is_header(cells: Sequence[str]) -> bool:
-    """Whether a first line names its columns: every cell is a known name or a language code, and none occurs twice."""
+    """Whether a first line names its columns: every cell is a known name or a language code, and none occurs twice.
+
+    Of three or more columns, a known source and a known target are enough: id, text, label, annotator.
+    """
     names = [cell.strip().lower() for cell in cells]
-    named = all(name in _NAMES or is_language(name) for name in names)
-    return named and len(names) > 1 and len(set(names)) == len(names) and any(names[1:])
+    if len(names) < 2 or len(set(names)) < len(names) or not any(names[1:]):
+        return False
+    known = len(names) > 2 and any(set(row) <= set(names) for row in KNOWN_COLUMNS)
+    return known or all(name in _NAMES or is_language(name) for name in names)
+
+
+def looks_like_header(first: Sequence[str], rest: Sequence[Sequence[str]]) -> bool:
+    """Whether a first line that is read as data may name its columns: short names, which differ from what is below.
+
+    A column differs if it has no other Latin letters (Zeichen above Chinese text, price above numbers), if only its
+    first cell has an underscore, or if all others are a few values that repeat (sentiment above positive, negative).
+    """
+    names = [cell.strip() for cell in first]
+    if len(names) < 2 or len(set(names)) < len(names) or len(rest) < FEWEST_ROWS:
+        return False
+    if not all(len(name) <= LONGEST_NAME and _NAME.fullmatch(name) for name in names):
+        return False
+    columns = [[row[place] for row in rest if place < len(row)] for place in range(len(names))]
+    return any(_differs(name, cells) for name, cells in zip(names, columns, strict=True))
+
+
+def _differs(name: str, cells: Sequence[str]) -> bool:
+    """Whether a cell is unlike all cells below it."""
+    latin, repeated = any(_LATIN.search(cell) for cell in cells), len(set(cells)) <= len(cells) / LABEL_ROWS
+    underscore = "_" in name and not any("_" in cell for cell in cells)
+    return bool(cells) and ((_LATIN.search(name) and not latin) or underscore or (repeated and name not in cells))
+
+
+def sampled_cells(corpus: Corpus, lines: int, *, quoted: bool) -> list[list[str]]:
+    """The cells of the first lines of a TSV or CSV file, a header included."""
+    read, split = (csv_rows, _check_cells) if quoted else (stored_lines, _split_tabs)
+    found = []
+    for _, row in islice(read(str(corpus.path)), lines):
+        with suppress(UnreadableError):
+            found.append(split(row))
+    return found
 
 
 def find_columns(names: Sequence[str], sources: int) -> tuple[str, ...] | None:
@@ -215,7 +263,10 @@ def _header(corpus: Corpus, rows: Iterator[tuple[int, Any]], split: Callable[[An
 def _names_no_file(corpus: Corpus, cells: list[str]) -> bool:
     """Whether the cells that should name files have no extension: then they are the names of columns."""
     files = [cell for cell, kind in zip(cells, corpus.modalities, strict=False) if kind not in TEXT_KINDS]
-    return bool(files) and not any(Path(cell).suffix or "/" in cell for cell in files)
+    folder = Path(str(corpus.path)).parent
+    return bool(files) and not any(
+        Path(cell).suffix or "/" in cell or Path(located(folder, cell)).is_file() for cell in files
+    )
 
 
 def _positions(corpus: Corpus, names: list[str] | None) -> list[int]:
@@ -232,7 +283,9 @@ def _positions(corpus: Corpus, names: list[str] | None) -> list[int]:
     wanted = corpus.source_columns + 1
     if names is None:
         return list(range(wanted))
-    return [names.index(name) for name in find_columns(names, corpus.source_columns) or names[:wanted]]
+    others = [name for name in names if name.strip().lower() not in OTHER_COLUMNS]
+    found = find_columns(names, corpus.source_columns) or (others if len(others) >= wanted else names)[:wanted]
+    return [names.index(name) for name in found]
 
 
 def _position(name: str, names: list[str] | None, path: str) -> int:

@@ -38,6 +38,7 @@ EXTENSIONS: dict[str, Format] = {
     ".pot": "po",
     ".xml": "xml",
 }
+DROP = "`data.invalid=drop` drops and counts such lines"
 DATASET_FILES = ("dataset_dict.json", "state.json")  # of a folder that the datasets library wrote
 Parse = Callable[[Any, str, int], Example]
 
@@ -50,7 +51,8 @@ def open_bytes(path: str) -> Iterator[Any]:
     except FileNotFoundError:
         raise InputError("no such file", where=path) from None
     except IsADirectoryError:
-        raise InputError("a directory, not a file", where=path, remedy="give a file in it") from None
+        remedy = "give a file in it; --task classify-images, caption or transcribe reads a folder of files"
+        raise InputError("a directory, not a file", where=path, remedy=remedy) from None
     except (OSError, ValueError) as error:
         raise InputError(f"cannot be opened: {error}", where=path) from None
     with stream:
@@ -259,12 +261,19 @@ def names_files(corpus: Corpus) -> bool:
     return any(kind not in TEXT_KINDS for kind in corpus.modalities)
 
 
+def located(folder: Path, name: str) -> str:
+    """The path of a file that a line names. LJSpeech names the file `wavs/LJ001-0001.wav` LJ001-0001."""
+    wave = folder / "wavs" / f"{name}.wav"
+    return str(wave if not Path(name).suffix and wave.is_file() else folder / name)
+
+
 def decode(raw: bytes) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         utf16 = raw[:2] in (b"\xff\xfe", b"\xfe\xff")
-        remedy = "the file looks like UTF-16: convert it to UTF-8" if utf16 else ""
+        encoding, more = ("UTF-16", "") if utf16 else ("LATIN1", " if it has another encoding; " + DROP)
+        remedy = f"convert the file: iconv -f {encoding} -t UTF-8 FILE > NEW{more}"
         detail = f"byte 0x{raw[error.start]:02x} at byte {error.start + 1} of the line"
         raise UnreadableError("invalid UTF-8", detail, remedy) from None
     if "\0" in text:

@@ -1,6 +1,7 @@
 """Folders of files, and IDX files of arrays: rows whose sources name files.
 
     FOLDER/captions.jsonl or metadata.jsonl    {"file_name": "a.png", "caption": "..."}; a list of texts: several pairs
+    FOLDER/metadata.csv                        file_name,text; without a header, as in LJSpeech, file name and text
     FOLDER/LABEL/...                           every file below has this label; hidden files are ignored
 
 In a metadata file the source is the field that names a file of the folder, and the target is one of `TARGETS`, unless
@@ -23,14 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from transduce.data.readers.files import Parse, decode, open_bytes, stored_lines
+from transduce.data.readers.delimited import csv_rows
+from transduce.data.readers.files import Parse, decode, located, open_bytes, stored_lines
 from transduce.errors import InputError, UnreadableError
 from transduce.flow import Example
 from transduce.recipe import Corpus
 
-METADATA = ("captions.jsonl", "metadata.jsonl")
+METADATA = ("captions.jsonl", "metadata.jsonl", "metadata.csv")
 SOURCES = ("file_name", "file", "path", "source")
-TARGETS = ("captions", "caption", "texts", "text", "transcription", "label", "target")
+TARGETS = ("captions", "caption", "texts", "text", "transcription", "transcript", "sentence", "label", "target")
 
 
 def metadata_file(folder: str | Path) -> Path | None:
@@ -62,7 +64,7 @@ def labelled_files(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _metadata_rows(path: Path, fields: tuple[str, ...] | None) -> Iterator[tuple[int, tuple[bytes, int]]]:
     """Each line once per text; an unreadable line comes once, and is reported when it is parsed."""
-    for number, raw in stored_lines(str(path)):
+    for number, raw in _table_rows(path) if path.suffix == ".csv" else stored_lines(str(path)):
         try:
             content = json.loads(raw)
             texts = content[_target(content, fields)]
@@ -70,6 +72,19 @@ def _metadata_rows(path: Path, fields: tuple[str, ...] | None) -> Iterator[tuple
             texts = ""
         for place in range(len(texts) if isinstance(texts, list) and texts else 1):
             yield number, (raw, place)
+
+
+def _table_rows(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The rows of a CSV file as JSON objects, with the names of its header, or else of LJSpeech."""
+    names: list[str] | None = None
+    for number, cells in csv_rows(str(path)):
+        if names is None:
+            names = [cell.strip() for cell in cells]
+            if set(names) & set(SOURCES):
+                continue
+            names = [SOURCES[0], "text"]
+        content = json.dumps(dict(zip(names, cells, strict=False)), ensure_ascii=False)
+        yield number, content.encode("utf-8", "surrogateescape")
 
 
 def _metadata_pair(folder: Path, fields: tuple[str, ...] | None) -> Parse:
@@ -94,7 +109,8 @@ def _metadata_pair(folder: Path, fields: tuple[str, ...] | None) -> Parse:
 
 
 def _source(folder: Path, content: dict[str, Any]) -> str:
-    names = [name for name, value in content.items() if isinstance(value, str) and (folder / value).is_file()]
+    texts = {name: value for name, value in content.items() if isinstance(value, str)}
+    names = [name for name, value in texts.items() if Path(located(folder, value)).is_file()]
     known = [name for name in (*SOURCES, *content) if name in names]
     known += [name for name in SOURCES if name in content]  # its file is missing, which is reported when it is read
     if not known:

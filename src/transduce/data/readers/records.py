@@ -17,6 +17,7 @@ from transduce.flow import Example
 from transduce.recipe import Corpus
 
 Rows = Iterator[tuple[int, Any]]  # numbered mappings; bytes where a line is parsed later, so that it can be dropped
+NUMBERING = {"", "id", "idx", "index"}  # names of fields that number the records
 CHUNK = 1 << 16  # characters of a JSON array that are read at once
 
 
@@ -44,11 +45,13 @@ def record_columns(corpus: Corpus, kind: Format) -> tuple[str, ...]:
         return ("source", "target")
     sources = "the source" if corpus.source_columns == 1 else f"the {corpus.source_columns} sources"
     wanted = "field is the text" if corpus.format != "pairs" else f"fields are {sources} and the target"
-    example = ",".join((names or ["premise", "hypothesis", "label"])[: corpus.source_columns + 1])
+    count = corpus.source_columns + 1 if corpus.format == "pairs" else 1
+    likely = [name for name in names if name.lower() not in NUMBERING]
+    shown = next((few for few in (likely, names) if len(few) >= count), ["premise", "hypothesis", "label"])
     raise InputError(
         f"which {wanted}? There are {', '.join(names) or 'none'}",
         where=f"{corpus.path}:{number}",
-        remedy=f"name them: --columns {example}",
+        remedy=f"name them: --columns {','.join(shown[:count])}",
     )
 
 
@@ -57,8 +60,12 @@ def _text_fields(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in content.items():
         if isinstance(value, Mapping):
             yield from _text_fields(value, f"{prefix}{name}.")
-        elif isinstance(value, (str, bytes, int)) and value is not None:
+        elif isinstance(value, (str, bytes, int)) or (isinstance(value, list) and value and _are_texts(value)):
             yield f"{prefix}{name}"
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _mapping(row: Any) -> dict[str, Any]:
@@ -105,7 +112,11 @@ def _field(content: Mapping[str, Any], name: str) -> str:
         raise UnreadableError("missing field", repr(name), remedy if content else "")
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
+    if isinstance(value, list) and value and _are_texts(value):
+        if len(value) > 1 and any(" " in word for word in value):
+            problem = f"field {name!r} is a list of {len(value)} texts, and a list holds the words of one text"
+            remedy = "write a line for each text; with evaluation.references=by_source all are right answers"
+            raise UnreadableError("several texts", problem, remedy)
         value = " ".join(value)  # words or tags
     if not isinstance(value, (str, bytes)):
         raise UnreadableError("not text", f"field {name!r} holds {json.dumps(value, default=str)[:40]}")
