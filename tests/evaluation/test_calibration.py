@@ -117,6 +117,14 @@ def test_an_overconfident_model_is_calibrated_on_new_lines():
     assert 0 <= confidences[0] <= confidences[-1] <= 1
 
 
+def test_an_output_less_probable_than_all_of_the_development_set_is_not_certain():
+    scores = [(-one / 100,) for one in range(1, 41)]
+    fitted = fit_calibration(SystemOutput(["a"] * 40, token_scores=scores), [["a"]] * 40)
+    assert fitted is not None
+    assert [fitted.confidence(one) for one in ((-0.01,), (-0.4,))] == [1.0, 1.0]
+    assert fitted.confidence((-2.4,)) == pytest.approx(math.exp(-2.0))
+
+
 def test_chrf_is_expected_where_outputs_are_rarely_exact():
     output, references = output_of(exact=0.02)
     fitted = fit_calibration(output, references)

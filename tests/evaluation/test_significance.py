@@ -66,6 +66,26 @@ def test_interval_of_two_lines_equals_the_exact_one() -> None:
     assert (wide.low, wide.high) == (0, 100)
 
 
+@pytest.mark.parametrize("lines", [20, 100])
+@pytest.mark.parametrize("name", ["exact", "ser", "accuracy"])
+@pytest.mark.parametrize("right", [0, 1])
+def test_equal_outcomes_have_the_wilson_interval(lines: int, name: str, right: int) -> None:
+    from scipy.stats import binomtest
+
+    metric = find_metric(name)
+    result = bootstrap_interval(metric, outcomes(np.full(lines, right)), 100, seed=1)
+    interval = binomtest(lines * right, lines).proportion_ci(0.95, "wilson")
+    expected = sorted(metric.value(np.array([lines * rate, lines])) for rate in (interval.low, interval.high))
+    np.testing.assert_allclose([result.low, result.high], expected, atol=1e-9)
+    assert result.value == metric.value(np.array([lines * right, lines]))
+
+
+def test_equal_lines_of_other_metrics_are_resampled() -> None:
+    metric = find_metric("cer")
+    result = bootstrap_interval(metric, metric.statistics(["abcd"] * 30, [["abcd"]] * 30), 100, seed=1)
+    assert (result.low, result.value, result.high) == (0, 0, 0)
+
+
 def test_the_same_seed_gives_the_same_interval_in_any_number_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     statistics = outcomes(np.random.default_rng(0).random(50) < 0.5)
     whole = bootstrap_interval(ExactMatch(), statistics, 100, seed=4)

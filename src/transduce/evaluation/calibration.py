@@ -51,6 +51,16 @@ def isotonic_regression(inputs: Sequence[float], outcomes: Sequence[float]) -> t
     return np.array([end for end, _ in ends]), np.array([mean for _, mean in ends])
 
 
+def interpolated(inputs: Any, knots: Sequence[float] | np.ndarray, values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """The values at these inputs, log-probabilities.
+
+    Below the lowest knot nothing was observed, and the value falls with the probability: if all development outputs
+    were right, an output that is less probable than each of them is not certain.
+    """
+    found: np.ndarray = np.interp(inputs, knots, values) * np.exp(np.minimum(np.asarray(inputs) - knots[0], 0.0))
+    return found
+
+
 @dataclass(frozen=True)
 class ReliabilityBin:
     """The outputs whose confidence lies between two limits."""
@@ -101,7 +111,7 @@ class Calibration:
 
     def confidence(self, token_scores: Sequence[float]) -> float:
         """The quality to expect of an output whose tokens have these log-probabilities, from 0 to 1."""
-        return float(np.interp(_input(self.quality, token_scores), self.inputs, self.values))
+        return float(interpolated(_input(self.quality, token_scores), self.inputs, self.values))
 
     def save(self, folder: Path) -> None:
         replace_file(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
@@ -171,7 +181,7 @@ def cross_fitted(inputs: np.ndarray, outcomes: np.ndarray, folds: int = FOLDS) -
     found = np.zeros(len(inputs))
     for number in range(folds):
         rest = fold != number
-        found[~rest] = np.interp(inputs[~rest], *isotonic_regression(inputs[rest].tolist(), outcomes[rest].tolist()))
+        found[~rest] = interpolated(inputs[~rest], *isotonic_regression(inputs[rest].tolist(), outcomes[rest].tolist()))
     return found
 
 
