@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contract_fixtures import make, shared
+from contract_fixtures import CASES, make, shared
 from run_fixtures import Command, colour_pairs
 from torch import Tensor, nn
 
@@ -40,7 +40,9 @@ TASKS = {"classifier": ["good", "bad"], "tagger": ["A B C", "B B"]}
 
 
 WITH_ENCODER = [*(f"{encoder}>recurrent" for encoder in ENCODERS), *(f"transformer>{decoder}" for decoder in DECODERS)]
-PAIRS = [*WITH_ENCODER, "alone>transformer"]
+# One table of embeddings, which the decoder reads too: its rows must not be scaled with those of the source.
+SHARED_TABLES = [case for case in CASES if case.endswith("+tie-all") and "multi" not in case and "hard" not in case]
+PAIRS = [*WITH_ENCODER, *SHARED_TABLES, "alone>transformer"]
 IDS = (5, 9, 4, EOS)
 
 
@@ -59,7 +61,7 @@ def zero_token(network: nn.Module, token: int) -> None:
 
 
 # The edit transducer reads the tokens of the source too, to copy them; two encoders of one text have two rows a token.
-@pytest.mark.parametrize("case", [one for one in WITH_ENCODER if "edit" not in one and "multi" not in one])
+@pytest.mark.parametrize("case", [one for one in PAIRS[:-1] if "edit" not in one and "multi" not in one])
 def test_occlusion_is_the_change_of_log_p_without_a_row(case: str) -> None:
     """Oracle: each token in turn is replaced by one whose embedding is zero."""
     network = make(case)
@@ -93,16 +95,19 @@ def test_integrated_gradients_are_complete(case: str) -> None:
     assert not any(one._forward_hooks for one in inputs.network.modules())
 
 
-@pytest.mark.parametrize("case", ["transformer>transformer", "recurrent>recurrent", "convolutional>convolutional"])
+@pytest.mark.parametrize(
+    "case", [*(f"{one}>{one}" for one in ("transformer", "recurrent", "convolutional")), *SHARED_TABLES[:1]]
+)
 def test_integrated_gradients_equal_captum(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from captum.attr import IntegratedGradients  # here: every worker collects this file, one runs it
 
     inputs = pair_of(shared(case))
-    table = inputs.network.encoder.embedding
+    table, rows = inputs.network.encoder.embedding, inputs.batch.source.values.size(1)
+    embed = table.forward
 
     def forward(values: Tensor) -> Tensor:
-        with monkeypatch.context() as patch:
-            patch.setattr(table, "forward", lambda _: values)
+        with monkeypatch.context() as patch:  # a decoder with the same table reads fewer rows
+            patch.setattr(table, "forward", lambda ids: values if ids.size(1) == rows else embed(ids))
             return inputs.log_probabilities(inputs.copies(len(values)))
 
     embedded = table(inputs.batch.source.values).detach()

@@ -277,16 +277,25 @@ def _row_shares(scores: Tensor, leaves: Sequence[Tensor], scales: Tensor) -> Ten
 def _scaled_inputs(network: Transducer, scales: Tensor, *, gradients: bool = False) -> Iterator[list[Tensor]]:
     """Inside, the embeddings of a batch of sources are multiplied by `scales` (N S or N 1), and collected (N S D).
 
-    S counts the rows of all sources. A decoder-only model reads its source first: only that call is scaled.
+    S counts the rows of all sources. The embeddings may be those of the decoder too (`tie: all`, shared layers): only
+    what the encoder reads is scaled. A decoder-only model reads its source first: only that call is scaled.
     """
     leaves: list[Tensor] = []
-    once = isinstance(network, DecoderOnly)
     wanted: list[nn.Module] = list(front_ends(network))
-    if isinstance(network, DecoderOnly):
+    if alone := isinstance(network, DecoderOnly):
         wanted = [cast(nn.Module, network.decoder.embedding)]
+    reading = alone
+
+    def begin_reading(*_: Any) -> None:
+        nonlocal reading
+        reading = True
+
+    def end_reading(*_: Any) -> None:
+        nonlocal reading
+        reading = False
 
     def scale(_: Any, __: Any, output: Any) -> Any:
-        if once and leaves:
+        if not reading or (alone and leaves):
             return output
         values = output.values if isinstance(output, Padded) else output
         begin = sum(leaf.size(1) for leaf in leaves)
@@ -296,6 +305,9 @@ def _scaled_inputs(network: Transducer, scales: Tensor, *, gradients: bool = Fal
         return Padded(leaf, output.mask) if isinstance(output, Padded) else leaf
 
     handles = [front_end.register_forward_hook(scale) for front_end in wanted]
+    if not alone:
+        encoder = cast(nn.Module, network.encoder)
+        handles += [encoder.register_forward_pre_hook(begin_reading), encoder.register_forward_hook(end_reading)]
     try:
         yield leaves
     finally:
