@@ -26,6 +26,7 @@ OPTIONS = {
         {"strides": (1, 2), "activation": "gelu"},
         {"kernels": (5, 3), "activation": "glu", "conv_width": 6},
     ),
+    "conv2d_subsampling": ({}, {"strides": (1, 2), "band_strides": (2, 3), "channels": 3, "activation": "gelu"}),
     "frame_stacking": ({}, {"stack": 3}),
     "swin": (  # windows that are shifted, incomplete, and larger than the image
         {"patch_size": 2, "channels": 8, "window": 3, "depths": (2, 2), "heads": (2, 4)},

@@ -4,6 +4,7 @@ from transduce.contracts import FrontEnd, Modality
 from transduce.modalities.audio import (
     Audio,
     AudioFeatures,
+    Conv2dSubsampling,
     ConvSubsampling,
     FrameStacking,
     Waveform,
@@ -33,6 +34,7 @@ FRONT_ENDS: dict[str, type[FrontEnd]] = {
     "feature_grid": FeatureGrid,
     "swin": SwinTransformer,
     "conv_subsampling": ConvSubsampling,
+    "conv2d_subsampling": Conv2dSubsampling,
     "frame_stacking": FrameStacking,
     "waveform_convolution": WaveformConvolution,
     "waveform_stem": WaveformStem,

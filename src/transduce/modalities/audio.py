@@ -295,6 +295,51 @@ class ConvSubsampling(FrontEnd):
         return (length,)
 
 
+class Conv2dSubsampling(FrontEnd):
+    """W f(conv f(conv x)): strided 3 x 3 convolutions over time and frequency (Amodei et al. 2016)
+
+    Neighbouring frames and neighbouring bands share their weights, so that a voice of another pitch looks alike.
+    Validity and padding are those of `ConvSubsampling`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        shape: tuple[int, ...] = (),
+        channels: Count = 32,
+        strides: tuple[Count, ...] = (2, 2),
+        band_strides: tuple[Count, ...] = (),
+        activation: Literal["relu", "gelu", "silu"] = "relu",
+    ) -> None:
+        """`strides`: over the frames, of each layer; `band_strides`: over the bands of a frame; empty: the same."""
+        super().__init__()
+        band_strides, bands = band_strides or strides, frame_width(shape)
+        if len(band_strides) != len(strides):
+            raise InputError(f"band_strides {band_strides} of {len(strides)} layers", remedy="give one per layer")
+        self.width, self.strides, self.activation = width, strides, ACTIVATIONS[activation]
+        sizes = [1, *(channels for _ in strides)]
+        self.layers = nn.ModuleList(
+            nn.Conv2d(below, size, KERNEL, step, KERNEL // 2)
+            for below, size, step in zip(sizes[:-1], sizes[1:], zip(strides, band_strides, strict=True), strict=True)
+        )
+        for stride in band_strides:
+            bands = -(-bands // stride)
+        self.out_proj = dense(sizes[-1] * bands, width)
+
+    def forward(self, source: Padded) -> Padded:
+        values, mask = source.values[:, None], source.mask  # B C S F
+        for layer, stride in zip(self.layers, self.strides, strict=True):
+            values = self.activation(layer(values * mask[:, None, :, None]))
+            mask = mask[:, ::stride]
+        return Padded(self.out_proj(values.transpose(1, 2).flatten(2)), mask)
+
+    def grid(self, length: int) -> tuple[int, ...]:
+        for stride in self.strides:
+            length = -(-length // stride)
+        return (length,)
+
+
 class FrameStacking(FrontEnd):
     """W x + b of each frame, or of several concatenated frames"""
 
