@@ -254,7 +254,7 @@ class RunLock:
     def _try_lock(self) -> bool:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            locked = _flock(descriptor)
+            locked = flock(descriptor)
             if not _is_file(self.path, descriptor):  # released by its holder, which removes the file
                 return False
             holder = _read(descriptor)
@@ -321,7 +321,7 @@ def lock_run(folder: Path, processes: Processes) -> Iterator[RunLock]:
         lock.release()
 
 
-def _flock(descriptor: int) -> bool:
+def flock(descriptor: int) -> bool:
     """Locks a file, or raises BlockingIOError; False: the file system has no such locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

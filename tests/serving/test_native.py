@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from transduce.errors import InputError
 from transduce.inference import Model, load
 from transduce.serving.application import ServerSettings, create_app
+from transduce.serving.jobs import Jobs
 from transduce.serving.model_service import EngineOptions, ModelService
 from transduce.serving.models import ModelSpec
-from transduce.serving.native import NATIVE
+from transduce.serving.native import NATIVE, resume_jobs
 from transduce.serving.service import Limits
 
 LIMITS = Limits(items=8, characters=200, beam_size=4, n_best=4, output_tokens=40, job_items=50)
@@ -158,6 +161,58 @@ def test_a_job_of_a_file_and_refused_jobs(client: TestClient) -> None:
         assert client.get(f"/v1/jobs/{name}").status_code == 404
 
 
+def test_every_line_of_a_file_has_an_answer_in_its_place(client: TestClient) -> None:
+    content = "\ufeffred\r\n\nblue\u2028green\x85red\x0c".encode()
+    job = client.post("/v1/jobs", files={"file": ("texts.txt", content, "text/plain")}).json()
+    assert job["total"] == 3
+    lines = output_lines(client, job["id"])
+    assert [one["text"] for one in lines] == [
+        client_text(client, one) for one in ("red", "", "blue\u2028green\x85red\x0c")
+    ]
+    wrong = client.post("/v1/jobs", files={"file": ("texts.txt", b"\xff\xfe", "text/plain")})
+    assert (wrong.status_code, "UTF-8" in wrong.text) == (400, True)
+
+
+def client_text(client: TestClient, text: str) -> str:
+    return str(client.post("/v1/transduce", json={"input": text}).json()["results"][0][0]["text"])
+
+
+def output_lines(client: TestClient, job: str) -> list[dict[str, Any]]:
+    """The output of a job when it has ended."""
+    until = time.monotonic() + 60
+    while client.get(f"/v1/jobs/{job}").json()["status"] == "running" and time.monotonic() < until:
+        time.sleep(0.02)
+    return [json.loads(line) for line in client.get(f"/v1/jobs/{job}/output").text.splitlines()]
+
+
+def test_jobs_of_a_process_that_has_ended_are_continued_once(words: Model, tmp_path: Path) -> None:
+    texts = ["red green", "blue", "black white red"] * 10
+    service, limits = ModelService([(words, ModelSpec("colours", "colours"))], LIMITS), LIMITS
+    left = Jobs(tmp_path, service, limits)  # of a process that ends after 18 answers, 2 of which it has not counted
+    job = left.create(texts, {"model": "colours", "beam_size": 2}, "client")
+    answers = [f'{{"number": {number}, "text": "{number}"}}' for number in range(18)]
+    job.output.write_text("\n".join([*answers, '{"number": 18, "te']), encoding="utf-8")
+    job.done = 16
+    job.write()
+    (tmp_path / "other").mkdir()
+
+    async def continued() -> None:
+        one, two = Jobs(tmp_path, service, limits), Jobs(tmp_path, service, limits)
+        assert (resume_jobs(one), resume_jobs(two)) == (1, 0)
+        while (found := one.find(job.identity)) is not None and found.status == "running":
+            await asyncio.sleep(0.01)
+        assert found is not None
+        assert (found.status, found.done) == ("done", 30)
+        assert resume_jobs(two) == 0
+
+    asyncio.run(continued())
+    service.close()
+    lines = [json.loads(line) for line in job.output.read_text(encoding="utf-8").splitlines()]
+    assert [one["number"] for one in lines] == list(range(30))
+    expected = [one.text for one in words.generate(texts[16:], beam=2)]
+    assert [one["text"] for one in lines] == [*map(str, range(16)), *expected]
+
+
 def test_reloading_needs_a_key(client: TestClient, words: Model, tmp_path: Path) -> None:
     assert client.post("/admin/reload").json() == {"models": ["colours"]}
     assert client.post("/v1/transduce", json={"input": "red"}).status_code == 200
@@ -174,7 +229,25 @@ def test_reloading_needs_a_key(client: TestClient, words: Model, tmp_path: Path)
         ("german=runs/de@en-de", ModelSpec("runs/de", "german", ("en",), ("de",))),
         ("Helsinki-NLP/opus-mt-en-de", ModelSpec("Helsinki-NLP/opus-mt-en-de", "opus-mt-en-de", ("en",), ("de",))),
         ("a/one,a/two@en,fr-de", ModelSpec("a/one,a/two", "one", ("en", "fr"), ("de",))),
+        ("x=a/b@en-pt-BR", ModelSpec("a/b", "x", ("en",), ("pt-BR",))),
+        ("a/b@zh-Hant-TW,de-en-GB", ModelSpec("a/b", "b", ("zh-Hant-TW", "de"), ("en-GB",))),
+        ("a/b@EN-DE", ModelSpec("a/b", "b", ("EN",), ("DE",))),
     ],
 )
 def test_models_on_the_command_line(text: str, expected: ModelSpec) -> None:
     assert ModelSpec.parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["runs/x@en", "x=runs/x@en:de", "runs/x@"])
+def test_languages_that_are_no_pair_are_refused_unless_a_run_has_the_name(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text.endswith("@"):
+        assert ModelSpec.parse(text).path == text
+        return
+    with pytest.raises(InputError, match="no pair of languages"):
+        ModelSpec.parse(text)
+    path = text.removeprefix("x=")
+    Path(path).mkdir(parents=True)
+    assert ModelSpec.parse(text).path == path

@@ -116,7 +116,7 @@ def test_a_server_from_its_start_to_its_end(start: Start) -> None:
     server.wait(lambda: server.metric("transduce_reloads_total") == 1, "reload")
     assert server.metric("transduce_sources_total") == 62  # the new model has decoded
     records = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
-    assert [one["status"] for one in records if one["route"] == "/v1/transduce"].count(200) == 60
+    assert [one["status"] for one in records if one.get("route") == "/v1/transduce"].count(200) == 60
     assert "red" not in server.log.read_text()
     with socket.create_connection(("127.0.0.1", server.port)) as slow:
         slow.sendall(b"POST /v1/transduce HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -145,6 +145,13 @@ def test_workers_share_a_port_and_a_killed_one_is_replaced_and_all_drain(start: 
         return sum(any(one.status == "LISTEN" for one in child.net_connections()) for child in children)
 
     server.wait(lambda: listening() == 2, "both workers")
+    header = {"Authorization": "Bearer secret"}
+    job = httpx.post(f"{server.url}/v1/jobs", json={"input": ["red"] * 40}, headers=header, timeout=60).json()
+    place = f"{server.url}/v1/jobs/{job['id']}"  # each request is a connection of its own: to either worker
+    server.wait(lambda: httpx.get(place, headers=header, timeout=60).json()["status"] == "done", "the job")
+    assert {httpx.get(place, headers=header, timeout=60).status_code for _ in range(12)} == {200}
+    assert httpx.post(f"{server.url}/admin/reload", headers=header, timeout=60).status_code == 200
+    server.wait(lambda: server.log.read_text().count('"event": "reloaded"') == 2, "both workers loaded again")
     assert server.get("/v1/models") == 401
     assert [answered() for _ in range(10)] == [200] * 10
     victim = parent.children()[0]
@@ -162,6 +169,27 @@ def test_workers_share_a_port_and_a_killed_one_is_replaced_and_all_drain(start: 
     assert server.log.read_text().count('"status": 200') - before == statuses.count(200)  # what was accepted
 
 
+def test_a_job_goes_on_in_the_next_server_and_workers_end_with_the_process_that_started_them(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = ("--jobs-folder", str(tmp_path / "jobs"), "--workers", "2")
+    server = start(*folder, "--max-batch", "1").ready()
+    texts = [words(number) for number in range(600)]
+    job = httpx.post(f"{server.url}/v1/jobs", json={"input": texts, "beam_size": 8}, timeout=60).json()
+    output = tmp_path / "jobs" / job["id"] / "output.jsonl"
+    server.wait(lambda: output.stat().st_size > 0, "the first answers")
+    workers = psutil.Process(server.process.pid).children()
+    server.process.kill()  # which tells its workers nothing
+    server.wait(lambda: not any(one.is_running() for one in workers), "end")
+    assert output.read_bytes().count(b"\n") < 600
+    server = start(*folder).ready()
+    place = f"{server.url}/v1/jobs/{job['id']}"
+    server.wait(lambda: httpx.get(place, timeout=60).json()["status"] == "done", "the rest")
+    lines = [json.loads(line) for line in httpx.get(f"{place}/output", timeout=60).text.splitlines()]
+    assert [one["number"] for one in lines] == list(range(600))
+    assert lines[599]["text"] == server.ask(texts[599], beam_size=8).json()["results"][0][0]["text"]
+
+
 def test_wrong_arguments_are_errors_of_the_user(command: Command, tmp_path: Path) -> None:
     ended = command("serve", str(tmp_path / "nothing"), "--port", "0")
     assert ended.code == 2
@@ -171,3 +199,21 @@ def test_wrong_arguments_are_errors_of_the_user(command: Command, tmp_path: Path
         assert (ended.code, options[0] in ended.err) == (2, True)
     ended = command("serve", "run", "--limit", "characterz=3")
     assert (ended.code, "characters" in ended.err) == (2, True)
+    for options in (["--limit", "characters=-5"], ["--limit", "request_seconds=nan"], ["--limit", "items=1e3"]):
+        ended = command("serve", "run", *options)
+        assert (ended.code, options[1].split("=")[0] in ended.err) == (2, True)
+    for options in (["--port", "99999"], ["--port", "-1"], ["--drain-seconds", "-1"], ["--replicas", "2"]):
+        ended = command("serve", "run", *options)
+        assert (ended.code, options[0] in ended.err, "Traceback" in ended.err) == (2, True, False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ended = command("serve", "run", "--port", str(taken.getsockname()[1]))
+    assert (ended.code, "in use" in ended.err, "another --port" in ended.err) == (2, True, True)
+
+
+def test_the_help_names_every_limit(command: Command) -> None:
+    from transduce.serving.service import Limits
+
+    text = "".join(command("serve", "--help").out.split())
+    assert [name for name in vars(Limits()) if name not in text] == []

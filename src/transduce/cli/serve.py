@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from dataclasses import replace
@@ -32,7 +33,7 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on. The default can be reached from this machine only.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the port.", rich_help_panel=OPERATION)] = 1,
     max_batch: Annotated[
         int, typer.Option(min=1, help="Sources that a model searches at the same time.", rich_help_panel=OPERATION)
@@ -68,7 +69,7 @@ def serve(
         list[str] | None, typer.Option(help="Origin whose pages may read answers; may be repeated.")
     ] = None,
     drain_seconds: Annotated[
-        float, typer.Option(help="Time for accepted requests to end after SIGTERM.", rich_help_panel=OPERATION)
+        float, typer.Option(min=0, help="Time for accepted requests to end after SIGTERM.", rich_help_panel=OPERATION)
     ] = 30.0,
     jobs_folder: Annotated[
         Path | None, typer.Option(help="Folder of jobs. [default: a temporary one]", rich_help_panel=OPERATION)
@@ -84,7 +85,9 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME=NUMBER",
-            help="A limit of requests, such as characters=5000; may be repeated. Names: see the guide.",
+            help="A limit of requests, such as characters=5000; may be repeated. Names: body_bytes, upload_bytes, "
+            "characters, items, job_items, beam_size, n_best, output_tokens, queued, requests_per_minute, "
+            "body_seconds, request_seconds.",
             rich_help_panel=LIMITS,
         ),
     ] = None,
@@ -93,7 +96,7 @@ def serve(
         str | None, typer.Option(metavar="fp32|bf16|int8", help="Precision of the weights.", rich_help_panel=LOADING)
     ] = None,
     trust_user_code: TrustUserCode = False,
-    shared_port: Annotated[bool, typer.Option("--shared-port", hidden=True)] = False,
+    worker_of: Annotated[int, typer.Option(hidden=True)] = 0,
 ) -> None:
     """Serve models over HTTP, with the interfaces of LibreTranslate, OpenAI, DeepL, Hugging Face, OpenNMT and TGI.
 
@@ -107,15 +110,19 @@ def serve(
         transduce serve german=runs/de@en-de french=runs/fr@en-fr --port 9000 --workers 2 --api-key-file keys.txt
     """
     processes = _serving("workers")
-    address = processes.Address(host, port, shared=shared_port)
+    address = processes.Address(host, port, shared=worker_of > 0)
     if backend == "ray" and workers > 1:
         raise InputError("Ray starts replicas, not workers", where="--workers", remedy="give --replicas")
+    if backend == "local" and (replicas > 1 or max_replicas is not None):
+        raise InputError("replicas are of Ray", where="--replicas", remedy="give --workers, or --backend ray")
     if backend == "ray" and port == 0:
         raise InputError("the proxies of Ray take no free port by themselves", where="--port", remedy="give a number")
-    if workers > 1 and not shared_port:
+    if workers > 1 and not worker_of:
         arguments = _without(sys.argv[1:], "--workers", "--port")
-        command = [sys.executable, "-m", "transduce", *arguments, "--shared-port"]
-        raise typer.Exit(processes.Workers(command, address, workers).run())
+        with tempfile.TemporaryDirectory(prefix="transduce-jobs-") as folder:
+            jobs = [] if jobs_folder else ["--jobs-folder", folder]  # every worker answers for the jobs of all
+            command = [sys.executable, "-m", "transduce", *arguments, *jobs, "--worker-of", str(os.getpid())]
+            raise typer.Exit(processes.Workers(command, address, workers).run())
     server = _serving("server")
     from transduce.inference import load
     from transduce.serving.application import ServerSettings
@@ -153,6 +160,7 @@ def serve(
             max_batch,
             cache,
             drain_seconds,
+            worker_of,
             _announce,
         )
         server.ServerProcess(plan).run()
@@ -202,8 +210,12 @@ def _limits(given: list[str]) -> Limits:
         name, _, value = text.partition("=")
         if name not in kinds:
             raise InputError(f"no limit {name!r}", where="--limit", remedy=nearest(name, kinds))
+        least = 0 if name == "requests_per_minute" else 1 if kinds[name] is int else 0.001
         try:
             changes[name] = kinds[name](value)
         except ValueError:
-            raise InputError(f"{value!r} is no number", where=f"--limit {name}", remedy="write NAME=NUMBER") from None
+            what = "a whole number" if kinds[name] is int else "a number"
+            raise InputError(f"{value!r} is not {what}", where=f"--limit {name}", remedy="write NAME=NUMBER") from None
+        if not least <= changes[name] < float("inf"):
+            raise InputError(f"{value} is out of range", where=f"--limit {name}", remedy=f"at least {least}")
     return replace(Limits(), **changes)

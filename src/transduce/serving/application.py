@@ -70,6 +70,7 @@ class ServerSettings:
     jobs_folder: Path | None = None  # None: no jobs are taken
     suggestions: Path | None = None  # file to which better translations of clients are appended; None: none are taken
     tracing: Tracing | None = None  # receives the times of each request; None: nothing is traced
+    reload: Callable[[], Awaitable[None]] | None = None  # loads the models of all workers again; None: of this process
 
 
 @dataclass
@@ -93,7 +94,7 @@ def create_app(
     settings, state, metrics = settings or ServerSettings(), state or ServerState(ready=True), metrics or Metrics()
     app = Application(title="Transduce", version=transduce.__version__, docs_url=None, redoc_url=None)
     app.state.server, app.state.metrics, app.state.service = state, metrics, service
-    routers = [_operation_routes(state, metrics), *(one.router(service, settings) for one in interfaces)]
+    routers = [_operation_routes(service, state, metrics), *(one.router(service, settings) for one in interfaces)]
     for router in routers:
         app.include_router(router)
     errors = ErrorRenderer(interfaces, metrics)
@@ -136,7 +137,7 @@ def direct_endpoints(routers: Sequence[APIRouter]) -> dict[tuple[str, str], Endp
     return found
 
 
-def _operation_routes(state: ServerState, metrics: Metrics) -> APIRouter:
+def _operation_routes(service: Service, state: ServerState, metrics: Metrics) -> APIRouter:
     refusals: dict[int | str, dict[str, Any]] = {400: {}, 401: {}, 403: {}, 429: {}, 503: {}}
     router = APIRouter(tags=["operation"], responses=refusals)
 
@@ -156,6 +157,11 @@ def _operation_routes(state: ServerState, metrics: Metrics) -> APIRouter:
     @router.get("/live", summary="200 while the process runs.")
     async def live() -> Response:
         return JSONResponse({"status": "ok"})
+
+    @router.get("/", summary="The models of this server, and where its routes are described.")
+    async def welcome() -> Response:
+        models = [one.name for one in service.models()]
+        return JSONResponse({"name": "Transduce", "models": models, "routes": "/openapi.json"})
 
     @router.get("/metrics", summary="Metrics in the text format of Prometheus.", response_class=PlainTextResponse)
     async def exposition() -> Response:

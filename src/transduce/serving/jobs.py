@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transduce.serving.service import GenerationRequest, Limits, Overloaded, Service, ServiceError
+from transduce.run import flock
+from transduce.serving.service import Draining, GenerationRequest, Limits, Overloaded, Service, ServiceError
 from transduce.storage import replace_file
 
 JOB_PRIORITY = -10  # jobs fill what requests leave free
@@ -57,6 +60,7 @@ class Jobs:
     def __init__(self, folder: Path, service: Service, limits: Limits) -> None:
         self.folder, self.service, self.limits = folder, service, limits
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._locks: dict[str, int] = {}  # file descriptors of the locks of these jobs
 
     def create(self, texts: Sequence[str], options: dict[str, Any], client: str) -> BatchJob:
         """A job with its texts on disk."""
@@ -75,11 +79,38 @@ class Jobs:
             return None
         return BatchJob(folder, **json.loads((folder / "job.json").read_text(encoding="utf-8")))
 
-    def start(self, job: BatchJob, request: Callable[[Sequence[str]], GenerationRequest]) -> None:
-        """Works on a job beside the requests."""
+    def start(self, job: BatchJob, request: Callable[[Sequence[str]], GenerationRequest]) -> bool:
+        """Works on a job beside the requests; False: another process does."""
+        if not self._lock(job):
+            return False
         task = asyncio.ensure_future(self._run(job, request))
         self._running[job.identity] = task
-        task.add_done_callback(lambda _: self._running.pop(job.identity, None))
+        task.add_done_callback(lambda _: self._ended(job))
+        return True
+
+    def unfinished(self) -> list[BatchJob]:
+        """The jobs that are neither done nor failed: of this process, of others, and of those that have ended."""
+        folders = sorted(self.folder.glob("*/")) if self.folder.is_dir() else []
+        found = list[BatchJob]()
+        for folder in folders:
+            with suppress(ValueError, TypeError, OSError):  # no job, or one that its client removes now
+                found += [job] if (job := self.find(folder.name)) is not None else []
+        return sorted((job for job in found if job.status == "running"), key=lambda job: job.created)
+
+    def _lock(self, job: BatchJob) -> bool:
+        """Takes a job for this process: a lock that ends with the process, however it ends."""
+        descriptor = os.open(job.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            flock(descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self._locks[job.identity] = descriptor
+        return True
+
+    def _ended(self, job: BatchJob) -> None:
+        self._running.pop(job.identity, None)
+        os.close(self._locks.pop(job.identity))
 
     def cancel(self, job: BatchJob) -> None:
         """Marks a job as cancelled; the worker that runs it stops before its next texts."""
@@ -87,8 +118,8 @@ class Jobs:
         shutil.rmtree(job.folder, ignore_errors=True)
 
     async def _run(self, job: BatchJob, request: Callable[[Sequence[str]], GenerationRequest]) -> None:
-        texts = [json.loads(line) for line in (job.folder / "input.jsonl").read_text(encoding="utf-8").splitlines()]
         try:
+            texts = await asyncio.to_thread(self._continued, job)
             while job.done < job.total:
                 some = self._next(texts[job.done : job.done + CHUNK])
                 found = await self._answer(replace(request(some), priority=JOB_PRIORITY, deadline=None))
@@ -96,12 +127,23 @@ class Jobs:
                     return
                 await asyncio.to_thread(self._append, job, found)
             job.status = "done"
+        except Draining:  # the next process continues
+            return
         except ServiceError as error:
             job.status, job.error = "failed", error.message
         except Exception:
             job.status, job.error = "failed", "internal error"
         if job.folder.exists():
             job.write()
+
+    def _continued(self, job: BatchJob) -> list[str]:
+        """The texts of a job, whose output ends after the last answers that are counted as done."""
+        with job.output.open("r+b") as file:
+            for _ in range(job.done):
+                file.readline()
+            file.truncate(file.tell())
+        lines = (job.folder / "input.jsonl").read_text(encoding="utf-8").split("\n")
+        return [json.loads(line) for line in lines if line]
 
     def _next(self, texts: Sequence[str]) -> list[str]:
         """The first texts, as many as one request may have."""

@@ -50,6 +50,7 @@ from transduce.serving.service import (
 )
 
 FLOW_THREADS = 16  # requests at the same time that are more than one search: HTML, protected spans, recordings
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # decoded from some of the bytes of a character: the next token may end it
 KNOWN_SETTINGS = 256  # of which the checked settings are remembered
 PLAIN = frozenset({"tokens", "scores"})  # wants that need no further computation
 
@@ -133,7 +134,7 @@ class Served:
                 self._settings.popitem(last=False)
         settings, plain = self._settings[key]
         more = request.format == "html" or request.required or request.banned
-        return settings, plain and not more and self.info.modality == "text" and not self.model.sourceless
+        return settings, plain and not more and self.info.modality == "text"
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,12 @@ class CheckedRequest:
     request: GenerationRequest
     served: Served
     settings: GenerationRecipe
-    plain: bool  # True: it is one search over lines of text
+    steps: bool  # True: it is nothing but steps over lines of text, whose tokens can be streamed
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one search over lines of text: the prompts of language models are prefixes of their outputs."""
+        return self.steps and not self.served.model.sourceless
 
 
 class ModelService(Service):
@@ -287,9 +293,11 @@ class ModelService(Service):
         task.client, task.priority, task.trace = caller.client, request.priority, caller.trace
         return task
 
-    async def _flow(self, request: GenerationRequest, served: Served) -> tuple[tuple[GeneratedText, ...], ...]:
+    async def _flow(
+        self, request: GenerationRequest, served: Served, on_tokens: Any = None
+    ) -> tuple[tuple[GeneratedText, ...], ...]:
         """A request that is more than one search runs in a thread of its own, which waits for its searches."""
-        flow = Flow(request, served, self._task)
+        flow = Flow(request, served, self._task, on_tokens)
         seconds = min(request.deadline or self.limits.request_seconds, self.limits.request_seconds)
         running = asyncio.get_running_loop().run_in_executor(self._flows, flow.run, CALLER.get())
         try:
@@ -311,20 +319,23 @@ class ModelService(Service):
                     yield replace(event, source=number)
 
     async def _stream_one(self, checked: CheckedRequest) -> AsyncIterator[TokenEvent]:
-        if not checked.plain or checked.request.stop:
+        if not checked.steps or checked.request.stop:
             (outputs,) = await self._outputs(checked)
             yield TokenEvent(outputs[0].text)
             yield TokenEvent("", final=outputs[0])
             return
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[TokenEvent | None]()  # None: the end
         plain = PlainRequest(checked)
-        writer = TokenWriter(plain)
+        writer = TokenWriter(plain) if checked.plain else ContinuationWriter(checked)
 
         def on_tokens(part: int, certain: list[tuple[int, float]], ended: bool) -> None:
             for event in writer.write(part, certain, ended):
                 loop.call_soon_threadsafe(queue.put_nowait, event)
 
-        running = asyncio.ensure_future(self._run(plain, on_tokens))
+        if checked.plain:
+            running = asyncio.ensure_future(self._run(plain, on_tokens))
+        else:
+            running = asyncio.ensure_future(self._flow(checked.request, checked.served, on_tokens))
         running.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (event := await queue.get()) is not None:
@@ -384,17 +395,19 @@ class TokenWriter:
         events, self._certain[part] = list[TokenEvent](), (certain, ended)
         while self._part in self._certain:
             certain, ended = self._certain[self._part]
-            events += [self._event(certain[:count]) for count in range(self._given + 1, len(certain) + 1)]
+            for count in range(self._given + 1, len(certain) + 1):
+                events.append(self._event(certain[:count], last=ended and count == len(certain)))
             self._given = max(self._given, len(certain))
             if not ended:
                 break
             self._part, self._given, self._own = self._part + 1, 0, ""
         return events
 
-    def _event(self, certain: list[tuple[int, float]]) -> TokenEvent:
+    def _event(self, certain: list[tuple[int, float]], *, last: bool) -> TokenEvent:
         model, parts = self._plain.served.model, self._plain.lines.parts
         unknown = model.source_encoding.oov_words(parts[self._part].text)
         now = model.target.decode([token for token, _ in certain if token != EOS], unknown)
+        now = now if last else now.rstrip(INCOMPLETE)
         added = now[len(self._own) :] if now.startswith(self._own) else ""
         before = parts[self._part - 1].source if self._part else ""
         lead = separator(self._text, before, added) if added and not self._own else ""
@@ -407,11 +420,38 @@ class TokenWriter:
         return text[len(self._text) :] if text.startswith(self._text) else ""
 
 
+class ContinuationWriter:
+    """The text of the stream of a language model: what follows the prompt, whose tokens come first."""
+
+    def __init__(self, checked: CheckedRequest) -> None:
+        self._model, self._text = checked.served.model, ""
+        self._given = self._prompt = prompt_tokens(self._model, str(checked.request.sources[0]), checked.settings)
+
+    def write(self, part: int, certain: list[tuple[int, float]], ended: bool) -> list[TokenEvent]:
+        """The events of tokens that can be written now."""
+        counts = range(self._given + 1, len(certain) + 1)
+        self._given = max(self._given, len(certain))
+        return [self._event(certain[:count]) for count in counts]
+
+    def _event(self, certain: list[tuple[int, float]]) -> TokenEvent:
+        target, ids = self._model.target, [token for token, _ in certain if token != EOS]
+        now = target.decode(ids)[len(target.decode(ids[: self._prompt])) :].rstrip(INCOMPLETE)
+        added = now[len(self._text) :] if now.startswith(self._text) else ""
+        self._text += added
+        return TokenEvent(added, target.piece(certain[-1][0]), certain[-1][1])
+
+    def rest(self, text: str) -> str:
+        """What the events have not given of an output."""
+        return text[len(self._text) :] if text.startswith(self._text) else ""
+
+
 class Flow:
     """A request that is more than one search: documents, protected spans, uploads, constraints, language models."""
 
-    def __init__(self, request: GenerationRequest, served: Served, task: Callable[..., Task]) -> None:
-        self.request, self.served, self._task = request, served, task
+    def __init__(
+        self, request: GenerationRequest, served: Served, task: Callable[..., Task], on_tokens: Any = None
+    ) -> None:
+        self.request, self.served, self._task, self._on_tokens = request, served, task, on_tokens
         self._lock, self._tasks, self._cancelled = threading.Lock(), list[Task](), False
 
     def cancel(self) -> None:
@@ -423,6 +463,7 @@ class Flow:
 
     def _submit(self, task: Task) -> None:
         own = self._task(self.request, task.prepare, task.finish, task.done)
+        own.on_tokens = self._on_tokens
         with self._lock:
             if self._cancelled:
                 raise Cancelled

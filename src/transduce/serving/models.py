@@ -47,6 +47,10 @@ MODALITIES: tuple[tuple[tuple[type, ...], Modality], ...] = (
     ((Audio, Waveform, AudioFeatures), "audio"),
     ((Video,), "video"),
 )
+CODE = (
+    r"\w+(?:-[A-Z]\w+)*"  # of a language, such as en, pt-BR and zh-Hant: only what begins with a capital is a variant
+)
+CODES = rf"{CODE}(?:,{CODE})*"
 SUFFIXES = {"image": ".png", "audio": ".wav", "video": ".mp4", "text": ".txt"}
 TASKS = {"text": "translation", "image": "captioning", "audio": "transcription", "video": "captioning"}
 
@@ -63,13 +67,16 @@ class ModelSpec:
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
         rest, source, target = text, "", ""
-        if match := re.fullmatch(r"(.+)@([\w,]+)-([\w,]+)", text):
+        if match := re.fullmatch(rf"(.+)@({CODES})-({CODES})", text):
             rest, source, target = match.groups()
         name, equals, path = rest.partition("=")
         if not equals or "/" in name:
             name, path = "", rest
         if not path:
             raise InputError(f"{text!r} names no model", remedy="write RUN, NAME=RUN, or RUN@en-de")
+        if (stated := re.search(r"@([^/@]+)$", path)) is not None and not Path(path).exists():
+            problem = f"@{stated.group(1)} is no pair of languages"
+            raise InputError(problem, where=text, remedy="write @SOURCE-TARGET, such as @en-de or @en-pt-BR")
         own = Path(path.split(",")[0]).name or path
         if not source and (pair := re.search(r"-([a-z]{2,3})-([a-z]{2,3})$", own)) is not None:  # opus-mt-en-de
             source, target = pair.groups()
@@ -88,7 +95,7 @@ def describe(model: Model, spec: ModelSpec) -> ModelInfo:
         capabilities |= {"generate", "classify"}
     else:
         capabilities |= {"generate", "transcribe"} if modality == "audio" else {"generate"}
-        capabilities |= set() if model.sourceless or isinstance(model.network, CTCModel) else {"stream"}
+        capabilities |= set() if isinstance(model.network, CTCModel) else {"stream"}
     if model.sourceless:
         task = "text-generation"
     elif modality == "text":

@@ -209,7 +209,7 @@ def router(service: Service, settings: Any) -> APIRouter:
     async def reload() -> Response:
         if not settings.keys:
             raise Unsupported("models are loaded again over HTTP only where keys are needed; send SIGHUP instead")
-        await service.reload()
+        await (settings.reload or service.reload)()
         return JSONResponse({"models": [one.name for one in service.models()]})
 
     if settings.jobs_folder is not None:
@@ -220,6 +220,26 @@ def router(service: Service, settings: Any) -> APIRouter:
 def _schema(kind: type[BaseModel]) -> dict[str, Any]:
     """The JSON schema of a body, without references."""
     return {name: value for name, value in kind.model_json_schema().items() if name != "$defs"}
+
+
+def resume_jobs(jobs: Jobs) -> int:
+    """Continues the jobs that no process works on: their processes have ended. Returns their number."""
+
+    def resumed(job: BatchJob) -> bool:
+        body = JobBody(input=[""], **job.options)
+        return jobs.start(job, lambda texts: body.request(tuple(texts)))
+
+    return sum([resumed(job) for job in jobs.unfinished()])
+
+
+def _file_lines(file: Media) -> list[str]:
+    """The lines of an uploaded file. Only a line feed ends a line: every line has an answer in the same place."""
+    try:
+        text = file.data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadRequest("the file is not UTF-8 text") from None
+    lines = text.split("\n")
+    return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
 
 
 def _job_routes(routes: APIRouter, jobs: Jobs, limits: Limits) -> None:
@@ -237,7 +257,7 @@ def _job_routes(routes: APIRouter, jobs: Jobs, limits: Limits) -> None:
             async with request.form(max_files=1) as form:
                 (file,) = await uploads(form)
                 assert isinstance(file, Media)
-                lines = file.data.decode("utf-8", "replace").splitlines()
+                lines = _file_lines(file)
                 given = json.loads(parse_body(AnyObject, str(form.get("request", "{}"))).model_dump_json())
                 body = parse_body(JobBody, json.dumps({**given, "input": lines}))
         else:

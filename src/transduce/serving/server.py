@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -23,9 +23,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from transduce.inference.model import Model
 from transduce.serving.application import ServerSettings, ServerState, create_app
+from transduce.serving.jobs import Jobs
 from transduce.serving.metrics import Metrics
 from transduce.serving.model_service import EngineOptions, ModelService
 from transduce.serving.models import ModelSpec
+from transduce.serving.native import resume_jobs
 from transduce.serving.workers import Address
 
 HEADER_SECONDS = 10.0  # in which the header of a request must have arrived
@@ -45,6 +47,7 @@ class ServerPlan:
     max_batch: int = 64
     cache_entries: int = 0
     drain_seconds: float = 30.0  # in which accepted requests may end after SIGTERM
+    parent: int = 0  # the process that started this worker; 0: this is no worker
     announce: Callable[[str], None] = field(default=print)  # receives the address when the server is ready
 
 
@@ -109,6 +112,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, state: ServerState, drain_seconds: float) -> None:
         super().__init__(config)
         self.state, self._drain_seconds, self._since = state, drain_seconds, 0.0
+        self.parent = 0  # the process that started this worker, without which it drains; 0: this is no worker
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.state.draining:
@@ -118,6 +122,8 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Every tenth of a second: the server stops when nothing is in flight any more."""
+        if self.parent and not self.state.draining and os.getppid() != self.parent:
+            self.handle_exit(signal.SIGTERM, None)  # nobody would stop it, and it would share the port with the next
         if self.state.draining and not self.should_exit:
             seconds = time.monotonic() - self._since
             idle = not self.state.in_flight and seconds > NOTICE_SECONDS
@@ -163,6 +169,7 @@ class ServerProcess:
         self.starting = StartingApplication()
         self.service: ModelService | None = None
         self.failure: BaseException | None = None
+        self._waiting: list[asyncio.Future[None]] = []  # for the models to be loaded again
 
     def run(self) -> None:
         listener = None if self.plan.address.shared else self.plan.address.socket()
@@ -176,6 +183,7 @@ class ServerProcess:
         )
         sys.setswitchinterval(SWITCH_SECONDS)
         server = DrainingServer(config, self.state, self.plan.drain_seconds)
+        server.parent = self.plan.parent
         if listener is None:  # beside other workers, a process that is not ready would only refuse requests
             self._run(self._start(server), config)
             listener = self.plan.address.socket()
@@ -210,6 +218,7 @@ class ServerProcess:
         if self.failure is None and self.state.ready:
             host, port = listener.getsockname()[:2]
             self.plan.announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            self._resume_jobs()
 
     async def _start(self, server: DrainingServer) -> None:
         """Loads the models, decodes with each, and opens the application."""
@@ -221,21 +230,47 @@ class ServerProcess:
             await service.warm_up()
             gc.collect()
             gc.freeze()  # what is loaded stays: later collections need not look at it
-            app = create_app(service, plan.settings, state=self.state, metrics=self.metrics)
+            settings = replace(plan.settings, reload=self._reload_workers) if plan.parent else plan.settings
+            app = create_app(service, settings, state=self.state, metrics=self.metrics)
             self.service, self.starting.application, self.state.ready = service, app, True
         except BaseException as error:
             self.failure, server.should_exit = error, True
             if not isinstance(error, Exception):
                 raise
 
+    def _resume_jobs(self) -> None:
+        """Continues what a process before this one has left."""
+        settings = self.plan.settings
+        if settings.jobs_folder is None or self.service is None:
+            return
+        if count := resume_jobs(Jobs(settings.jobs_folder, self.service, settings.limits)):
+            self._log({"event": "jobs resumed", "jobs": count})
+
+    def _log(self, record: dict[str, Any]) -> None:
+        if self.plan.settings.log is not None:
+            self.plan.settings.log(record)
+
     def _reload(self, loop: asyncio.AbstractEventLoop) -> None:
         if self.service is not None:
-            self._reloading = loop.create_task(self._reload_models(self.service))
+            waiting, self._waiting = self._waiting, []
+            self._reloading = loop.create_task(self._reload_models(self.service, waiting))
 
-    async def _reload_models(self, service: ModelService) -> None:
+    async def _reload_workers(self) -> None:
+        """Loads the models of all workers again: the process that started them sends SIGHUP to each, this one too."""
+        own: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(own)
+        os.kill(self.plan.parent, signal.SIGHUP)
+        await own
+
+    async def _reload_models(self, service: ModelService, waiting: Sequence[asyncio.Future[None]]) -> None:
         """Loads the models again. Where that fails, the old ones go on serving."""
+        failure: Exception | None = None
         try:
             await service.reload()
+            self._log({"event": "reloaded", "models": [one.name for one in service.models()]})
         except Exception as error:
-            if self.plan.settings.log is not None:
-                self.plan.settings.log({"event": "reload failed", "error": str(error) or type(error).__name__})
+            failure = error
+            self._log({"event": "reload failed", "error": str(error) or type(error).__name__})
+        for one in waiting:
+            if not one.done():
+                one.set_result(None) if failure is None else one.set_exception(failure)

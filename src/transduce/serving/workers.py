@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -44,7 +45,9 @@ class Address:
             found.bind((self.host, self.port))
         except OSError as error:
             found.close()
-            raise InputError(f"cannot listen on {self.host}:{self.port}: {error.strerror}", remedy="--port") from None
+            place = f"{self.host}:{self.port}"
+            remedy = "give another --port; 0 takes a free one" if error.errno == errno.EADDRINUSE else "check --host"
+            raise InputError(f"cannot listen on {place}: {error.strerror}", remedy=remedy) from None
         return found
 
 
