@@ -206,13 +206,13 @@ def _with_examples(options: dict[str, Any] | None) -> tuple[str, ...]:
 VARIED = AUGMENTATIONS["conditioned, exchange, edges, citations"]
 # For 1,000 forms: names of variants, with width, dropout and artificial examples.
 MEDIUM_EDITS: dict[str, tuple[int, float, dict[str, Any] | None]] = {
-    "conditioned 128, without augmentation": (128, 0.3, None),
-    "conditioned 128, consonants and vowels": (128, 0.3, {"keep_vowels": False}),
     "conditioned 128, exchange, edges, citations": (128, 0.3, VARIED),
-    "conditioned 128, exchange, edges, citations, 3,000": (128, 0.3, VARIED | {"examples": 3_000}),
-    "conditioned 192, exchange, edges, citations, 3,000": (192, 0.3, VARIED | {"examples": 3_000}),
     "conditioned 192, dropout 0.4, exchange, edges, citations": (192, 0.4, VARIED),
+    "conditioned 192, dropout 0.4, exchange, edges, citations, 3,000": (192, 0.4, VARIED | {"examples": 3_000}),
+    "conditioned 192, dropout 0.4, exchange, citations": (192, 0.4, {"exchange": 0.7, "citations": 0.1}),
+    "conditioned 192, dropout 0.4, as in the paper": (192, 0.4, {"keep_vowels": False}),
     "conditioned 192, without augmentation": (192, 0.4, None),
+    "conditioned 256, dropout 0.5, exchange, edges, citations": (256, 0.5, VARIED),
 }
 CHARACTER_VARIANTS = (
     Variant("chosen"),

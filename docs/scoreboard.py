@@ -49,7 +49,8 @@ TRIED = {
     "inflection2017-low": f"{LETTERS}, and its artificial examples among those of the paper, with vowels kept, and "
     "with exchanged beginnings, edges and citation forms. Not tried: an ensemble, imitation learning, rules as a "
     "member.",
-    "inflection2017-medium": f"{LETTERS}.",
+    "inflection2017-medium": f"{LETTERS}: with features at every step and artificial examples of varied stems. Not "
+    "tried: an ensemble, imitation learning, labels of training data that contradict each other left out.",
     "inflection2017-high": f"{LETTERS}. Hungarian is the language that is behind.",
     "scan-length": "On development commands of 17 to 22 actions, after training on up to 16: GRUs of width 50 with "
     "dropout 0.5 reach 9.6 with Luong attention, 12.6 with additive attention, 12.4 with an encoder in one direction "

@@ -116,9 +116,11 @@ def test_small_tables_get_artificial_examples(tmp_path: Path) -> None:
     assert decoder["condition_input"]
     assert encoder["parts"]["features"]["dropout"] == 0
     medium = plan_for(written(tmp_path / "medium.tsv", FORM_SECOND, LINES * 5))
-    assert medium.recipe.data.augmentation == {"kind": "hallucination", "examples": 10_000}
-    assert "not measured" in medium.reasons["data.augmentation"]
-    assert "condition_input" not in (medium.recipe.model.decoder or {})
+    assert medium.recipe.data.augmentation == small.recipe.data.augmentation
+    for key in ("data.augmentation", "model.encoder"):
+        assert "inflect medium, conditioned 192, dropout 0.4, exchange, edges, citations" in medium.reasons[key]
+    assert (medium.recipe.model.decoder or {})["condition_input"]
+    assert (medium.recipe.model.decoder or {})["width"] > decoder["width"]
     fewer = plan_for(table, ["data.augmentation.examples=50"])
     assert fewer.recipe.data.augmentation == {"kind": "hallucination", "examples": 50, **VARIED_STEMS}
     none = plan_for(table, ["data.augmentation=null"])

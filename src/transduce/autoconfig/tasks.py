@@ -60,7 +60,7 @@ BATCH_TOKENS, EPOCHS = 1024, 60
 VERY_FEW_FORMS = 500  # below this many examples the network that was measured with 100
 FEW_FORMS = 3_000  # below this many examples there are artificial ones
 MANY_FORMS = 5_000  # from this many on a pointer-generator
-ARTIFICIAL_FORMS, ARTIFICIAL_EPOCHS = 10_000, 20
+ARTIFICIAL_FORMS = 10_000
 VARIED_STEMS = {"keep_vowels": True, "replace_edges": True, "exchange": 0.7, "citations": 0.1}
 COVERAGE = {"kind": "attention_penalty", "penalty": "coverage", "weight": 0.3, "label_smoothing": 0.0}
 PLAIN = {"kind": "cross_entropy", "label_smoothing": 0.0}
@@ -124,14 +124,14 @@ def inflection_data(data: Mapping[str, Any], task: str) -> tuple[dict[str, Any],
 
 def inflect(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
     """From lemma and features to a form; each feature is one token."""
-    artificial = ARTIFICIAL_FORMS if statistics.pairs < FEW_FORMS else 0
-    candidates = (*([POINTER] if statistics.pairs >= MANY_FORMS else []), _edits(statistics, artificial))
+    few = statistics.pairs < FEW_FORMS
+    candidates = (*([POINTER] if statistics.pairs >= MANY_FORMS else []), _edits(statistics))
     candidate = affordable(candidates, budget)
-    training, few = training_for(candidate, "cer", budget), candidate is CONDITIONED_EDITS
+    training = training_for(candidate, "cer", budget)
     if few:
         training["monitor"] = Chosen("exact", "a few outputs that repeat themselves would decide the error rate")
     return {
-        "data": {"augmentation": _hallucination(artificial, few)} if artificial else {},
+        "data": {"augmentation": _hallucination(candidate)} if few else {},
         "tokens": {"source": CHARACTERS, "target": CHARACTERS, "shared": True},
         "model": {**candidate.model, "encoder": Chosen(candidate.model["encoder"], candidate.evidence)},
         "training": training if candidate is POINTER else {**training, "objective": UNSMOOTHED},
@@ -146,35 +146,40 @@ def _with_features(lemma: Mapping[str, Any], dropout: float) -> dict[str, Any]:
     return {"kind": "multi_source", "width": lemma["width"], "parts": {"lemma": lemma, "features": features}}
 
 
-def _edits(statistics: CorpusStatistics, artificial: int) -> MeasuredNetwork:
-    """An edit transducer for a table of this size, with artificial examples beside it."""
-    if statistics.pairs < VERY_FEW_FORMS:
-        return CONDITIONED_EDITS
+def _edits(statistics: CorpusStatistics) -> MeasuredNetwork:
+    """An edit transducer for a table of this size."""
+    if statistics.pairs < FEW_FORMS:
+        return LOW_EDITS if statistics.pairs < VERY_FEW_FORMS else MEDIUM_EDITS
     part = {"width": 128 if statistics.pairs < MANY_FORMS else 256, "dropout": 0.3}
     model = {
         "encoder": _with_features({"kind": "recurrent", "cell": "lstm", **part}, dropout=0.3),
         "decoder": {"kind": "edit_transducer", **part},
     }
-    examples = max(EPOCHS * statistics.pairs, ARTIFICIAL_EPOCHS * (statistics.pairs + artificial))
-    tokens = examples * (statistics.source.characters + statistics.target.characters)
+    tokens = EPOCHS * statistics.pairs * (statistics.source.characters + statistics.target.characters)
     steps = int(min(30_000, max(1_000, tokens / BATCH_TOKENS)))
     return MeasuredNetwork(model, steps, BATCH_TOKENS, 2e-3, 150, EDITS, measured=False, label_smoothing=0.0)
 
 
 EDITS = "a transducer that edits the characters of the lemma, given one token for each feature"
-_EDIT_PART = {"width": 96, "dropout": 0.4}
-CONDITIONED_EDITS = MeasuredNetwork(
-    {
-        "encoder": _with_features({"kind": "recurrent", "cell": "lstm", **_EDIT_PART}, dropout=0.0),
-        "decoder": {"kind": "edit_transducer", "condition_input": True, **_EDIT_PART},
-    },
-    1_000,
-    BATCH_TOKENS,
-    2e-3,
-    150,
-    f"{EDITS}, with all features at every step, the best network of the grid for 100 inflected forms",
-    ("inflect low", "conditioned, exchange, edges, citations"),
-    label_smoothing=0.0,
+
+
+def _conditioned_edits(
+    width: int, dropout: float, steps: int, microseconds: float, forms: str, record: tuple[str, str]
+) -> MeasuredNetwork:
+    """An edit transducer whose recurrent layers read all features at every step; features are never dropped."""
+    part = {"width": width, "dropout": dropout}
+    model = {
+        "encoder": _with_features({"kind": "recurrent", "cell": "lstm", **part}, dropout=0.0),
+        "decoder": {"kind": "edit_transducer", "condition_input": True, **part},
+    }
+    reason = f"{EDITS}, with all features at every step, the best network of the grid for {forms} inflected forms"
+    return MeasuredNetwork(model, steps, BATCH_TOKENS, 2e-3, microseconds, reason, record, label_smoothing=0.0)
+
+
+VARIED = "exchange, edges, citations"
+LOW_EDITS = _conditioned_edits(96, 0.4, 1_000, 45, "100", ("inflect low", f"conditioned, {VARIED}"))
+MEDIUM_EDITS = _conditioned_edits(
+    192, 0.4, 3_000, 50, "1,000", ("inflect medium", f"conditioned 192, dropout 0.4, {VARIED}")
 )
 _POINTER_PART = {"kind": "transformer", "width": 256, "layers": 4, "heads": 4, "ff_width": 1024, "dropout": 0.3}
 POINTER = MeasuredNetwork(
@@ -193,16 +198,14 @@ POINTER = MeasuredNetwork(
 )
 
 
-def _hallucination(examples: int, measured: bool) -> Chosen:
+def _hallucination(candidate: MeasuredNetwork) -> Chosen:
     """Artificial examples for a small table."""
-    reason = f"artificial lemmas: fewer than {FEW_FORMS:,} examples teach their own stems"
-    if not measured:
-        return Chosen({"kind": "hallucination", "examples": examples}, f"{reason} (not measured)")
     reason = (
-        f"{reason}; stems get beginnings of other lemmas and other consonants, vowels stay, for suffixes may depend on "
-        f"them, and lemmas are their own citation forms ({GRID}: {', '.join(CONDITIONED_EDITS.record)})"
+        f"artificial lemmas: fewer than {FEW_FORMS:,} examples teach their own stems; stems get beginnings of other "
+        "lemmas and other consonants, vowels stay, for suffixes may depend on them, and lemmas are their own citation "
+        f"forms ({GRID}: {', '.join(candidate.record)})"
     )
-    return Chosen({"kind": "hallucination", "examples": examples, **VARIED_STEMS}, reason)
+    return Chosen({"kind": "hallucination", "examples": ARTIFICIAL_FORMS, **VARIED_STEMS}, reason)
 
 
 def _translate(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
