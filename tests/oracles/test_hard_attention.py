@@ -113,6 +113,18 @@ def test_a_state_that_begins_with_zeros_knows_the_source_through_its_rows_alone(
     assert not hasattr(model_with(**PRODUCT, initial="zero").decoder.bridge, "weight")
 
 
+def test_a_product_begins_as_a_language_model():
+    """Before training, the rows of another source hardly change log p of a token; in a joint emission they do."""
+    changes = []
+    for options in (PRODUCT, {"order": 0}):
+        model, batch = model_with(**options, initial="zero"), example_batch([(6, 4), (6, 4)])
+        sources = batch.source.values
+        assert not torch.equal(sources[0], sources[1])
+        logits = model.decoder.advance(batch.target.values[:1].expand(2, -1), model.start(batch)).logits
+        changes.append((logits[0] - logits[1]).abs().mean().item())
+    assert changes[0] < 0.2 * changes[1]
+
+
 def test_a_product_needs_order_0():
     with pytest.raises(InputError, match="order 0"):
         model_with(emission="product")

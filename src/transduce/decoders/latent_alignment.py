@@ -133,6 +133,8 @@ class HardAttentionDecoder(Decoder):
         if memory_width:
             self.score = check_stateless(score(width, memory_width))
             self.memory_proj = dense(memory_width, width, bias=False)
+            if self.factorised:  # no row prefers a word yet: training begins with a language model
+                self.memory_proj.weight.data.mul_(0.1)
             if order:
                 self.jump_bias = nn.Parameter(torch.zeros(2 * max_jump + 1))
 

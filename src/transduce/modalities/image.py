@@ -463,17 +463,25 @@ class CellNorm(nn.Module):
 
 
 class FeatureGrid(FrontEnd):
-    """W x + p: precomputed features of the cells of a grid, each a row"""
+    """W x + p: precomputed features of the cells of a grid, each a row
 
-    def __init__(self, width: int, *, shape: tuple[int, ...] = (), position: PositionKind = "learned") -> None:
+    `normalise`: the features of each cell have mean 0 and standard deviation 1 first.
+    """
+
+    def __init__(
+        self, width: int, *, shape: tuple[int, ...] = (), position: PositionKind = "learned", normalise: bool = False
+    ) -> None:
         super().__init__()
         height, grid_width, channels = shape or (1, 1, 8)
-        self.width, self._cells = width, (height, grid_width)
+        self.width, self._cells, self._normalise = width, (height, grid_width), normalise
         self.in_proj = dense(channels, width)
         self.position_embedding = PositionEmbedding2D(self._cells, width, position)
 
     def forward(self, source: Padded) -> Padded:
-        return without_padding(self.position_embedding(self.in_proj(source.values).flatten(1, 2)))  # B S D
+        features = source.values
+        if self._normalise:
+            features = F.layer_norm(features, features.shape[-1:])
+        return without_padding(self.position_embedding(self.in_proj(features).flatten(1, 2)))  # B S D
 
     def grid(self, length: int) -> tuple[int, ...]:
         return self._cells

@@ -9,6 +9,7 @@ import torch
 from PIL import Image as Pillow
 
 from transduce.errors import InputError
+from transduce.flow import Padded
 from transduce.interop import frozen_networks as networks
 from transduce.modalities.image import CHANNELS, EfficientNetLite0, FeatureGrid, ImageFeatures, load_efficientnet
 
@@ -100,6 +101,17 @@ def test_invalid_weight_files_are_refused(file, tmp_path, damage, capsys):
         networks.convert(path, tmp_path / "new.safetensors")
     assert not (tmp_path / "new.safetensors").exists()
     assert capsys.readouterr().out == ""
+
+
+def test_normalised_features_do_not_depend_on_their_scale():
+    features = torch.randn(2, 3, 3, 8, generator=torch.Generator().manual_seed(1))
+    plain, normalised = (FeatureGrid(16, shape=(3, 3, 8), position="none", normalise=one) for one in (False, True))
+    normalised.load_state_dict(plain.state_dict())
+    mean, deviation = features.mean(-1, keepdim=True), features.std(-1, correction=0, keepdim=True)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    wanted = plain(Padded((features - mean) / deviation, mask)).values
+    assert torch.allclose(normalised(Padded(5 * features + 2, mask)).values, wanted, atol=1e-4)
+    assert not torch.allclose(plain(Padded(5 * features + 2, mask)).values, wanted, atol=1e-4)
 
 
 def test_features_are_stored_with_a_thumbnail(file, tmp_path):
