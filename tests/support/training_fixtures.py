@@ -270,7 +270,8 @@ def main(options: dict[str, Any]) -> None:
         outcome = experiment.train(options["recipe"], folder, resume=True).outcome
         sys.exit(128 + outcome.signal if outcome.signal else 0)
     device = pick_device("cpu")
-    with Processes.start(device, options["settings"].get("parallel", "ddp")) as processes:
+    parallel = "ddp" if options.get("alone") else options["settings"].get("parallel", "ddp")  # alone: without a group
+    with Processes.start(device, parallel) as processes:
         batches = TinyBatches(options.get("rows", 6))
         outcome = train(
             TinyModel(options.get("dropout", 0.0), seed=processes.rank),

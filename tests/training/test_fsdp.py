@@ -142,6 +142,31 @@ def test_a_sharded_run_continues_on_any_number_of_processes(tmp_path: Path) -> N
         load_file(folders[name] / "checkpoints" / "final" / "weights.safetensors")
 
 
+def test_one_process_without_a_group_trains_as_without_fsdp_and_several_continue_it(tmp_path: Path) -> None:
+    half = PLAIN | {"steps": 6, "log_every": 1}
+    folders = {name: tmp_path / name for name in ("ddp", "fsdp", "two")}
+    codes = run_processes(
+        *(
+            {
+                "do": "train",
+                "options": {"folder": str(folders[name]), "settings": half | {"parallel": name}, "alone": True},
+            }
+            for name in ("ddp", "fsdp")
+        )
+    )
+    assert codes == [0, 0]
+    finals = [load_file(folders[name] / "checkpoints" / "final" / "weights.safetensors") for name in ("ddp", "fsdp")]
+    assert all(torch.equal(finals[0][name], finals[1][name]) for name in finals[0])
+    assert not list((folders["fsdp"] / "checkpoints" / "step-00000006").glob(f"{SHARD}*"))
+    shutil.copytree(folders["fsdp"], folders["two"])
+    codes = run_processes(
+        {"do": "train", "options": {"folder": str(folders["ddp"]), "settings": PLAIN}},
+        together(folders["two"], 2, settings=PLAIN | FSDP),
+    )
+    assert codes == [0, [0, 0]]
+    assert logged_losses(folders["two"]) == pytest.approx(logged_losses(folders["ddp"]), abs=1e-5)
+
+
 def test_faults_of_one_process_of_a_sharded_run_affect_all_alike(tmp_path: Path) -> None:
     """Out of memory: all repeat the update, in smaller parts. A loss that is not finite: all skip the update."""
     changes = {"settings": {"steps": 12, "clip": 0.5}, "failing": True}

@@ -257,10 +257,10 @@ class ServerProcess:
 
     async def _reload_workers(self) -> None:
         """Loads the models of all workers again: the process that started them sends SIGHUP to each, this one too."""
-        own: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(own)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
         os.kill(self.plan.parent, signal.SIGHUP)
-        await own
+        await done
 
     async def _reload_models(self, service: ModelService, waiting: Sequence[asyncio.Future[None]]) -> None:
         """Loads the models again. Where that fails, the old ones go on serving."""

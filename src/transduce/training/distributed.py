@@ -74,7 +74,7 @@ class Processes:
     def start(cls, device: torch.device, parallel: str = "ddp") -> Self:
         """Joins the process group of torchrun's environment variables: gloo for the CPU, and also NCCL for CUDA.
 
-        FSDP needs a group also for one process.
+        With `parallel="fsdp"` one process has a group, too, and is wrapped by FSDP: for tests, and to measure its cost.
         """
         size = int(os.environ.get("WORLD_SIZE", 1))
         # Scalars and flags are exchanged between CPUs, so that this never waits for the GPU.
@@ -285,7 +285,7 @@ class _RunningBucket:
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this is a tensor of FSDP, of which each process has a part."""
-    return hasattr(tensor, "device_mesh")
+    return hasattr(tensor, "_local_tensor")  # no property, as all others are: an update asks two thousand times
 
 
 def gathered(tensor: Tensor) -> Tensor:
@@ -297,7 +297,7 @@ def gathered(tensor: Tensor) -> Tensor:
 def local_part(tensor: Tensor) -> Tensor:
     """The part of this process, which shares its memory with the tensor."""
     # Not `to_local`, which records or copies parameters: an update asks for a thousand parts.
-    part: Tensor = tensor._local_tensor if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
     return part
 
 

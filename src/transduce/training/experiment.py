@@ -94,7 +94,7 @@ def train(
     """
     run, requested = Run(Path(folder)), resolve(recipe)
     device = pick_device(requested.training.device)
-    with Processes.start(device, requested.training.parallel) as processes, lock_run(run.folder, processes) as lock:
+    with Processes.start(device) as processes, lock_run(run.folder, processes) as lock:
         console = console if processes.is_main else None
         if console is not None and lock.recovered:
             console.print(f"{lock.recovered} has died: this process takes over its run", highlight=False, markup=False)

@@ -128,7 +128,7 @@ class Trainer:
     def __post_init__(self) -> None:
         settings, processes, device = self.settings, self.processes, self.device
         self.sharded = None
-        if settings.parallel == "fsdp":
+        if settings.parallel == "fsdp" and processes.in_group:  # one process has all parts: it trains as without FSDP
             from transduce.training.fsdp import ShardedModel
 
             # `model` stays whole, in main memory: the first process validates with it.
