@@ -12,6 +12,7 @@ import torch
 
 import transduce
 from benchmarks.serve_model import train_reverse
+from transduce.decoding.continuous_batching import plan_searches
 from transduce.inference.model import Model
 from transduce.serving.model_service import EngineOptions, ModelService
 from transduce.serving.models import ModelSpec
@@ -59,6 +60,10 @@ def measure_engine(folder: Path, *, tiny: bool) -> list[dict[str, Any]]:
     model = make_model(folder, TINY if tiny else BASE, symbols)
     pairs = algorithmic.generate("reverse", clients * requests, 3, length=WORDS, symbols=symbols)
     texts = [one.source for one in pairs]
+    budget = clients * max(len(text.split()) for text in texts)  # of `generate`, in tokens: as many slots as the engine
+    lengths = [len(one) for one in model.source_encoding.encode(texts)]
+    if (slots := plan_searches(lengths, budget)[0].slots) != clients:
+        raise AssertionError(f"generate searches {slots} sources at the same time, the engine {clients}")
     rows = []
     for beam in (1, 4):
         service = ModelService(
@@ -72,7 +77,7 @@ def measure_engine(folder: Path, *, tiny: bool) -> list[dict[str, Any]]:
             begin = time.perf_counter()
             served, tokens = asyncio.run(ask_all(service, texts, clients, beam))
             middle = time.perf_counter()
-            offline = model.generate(texts, beam=beam, max_length=LENGTH, batch_tokens=clients * 32)
+            offline = model.generate(texts, beam=beam, max_length=LENGTH, batch_tokens=budget)
             end = time.perf_counter()
             if repeat:
                 speeds["engine"].append(tokens / (middle - begin))
@@ -81,7 +86,7 @@ def measure_engine(folder: Path, *, tiny: bool) -> list[dict[str, Any]]:
         service.close()
         best = {name: round(sorted(found)[len(found) // 2], 1) for name, found in speeds.items()}
         row = {"setting": f"{clients} clients, beam {beam}", "name": "engine", "tokens_per_second": best["engine"]}
-        row |= {"generate_tokens_per_second": best["generate"], "equal_outputs": round(equal, 4)}
+        row |= {"slots": clients, "generate_tokens_per_second": best["generate"], "equal_outputs": round(equal, 4)}
         rows.append({**row, "ratio": round(best["engine"] / best["generate"], 3)})
     print(table(rows), flush=True)
     return rows

@@ -178,7 +178,7 @@ class Tokenizer:
 
     def piece(self, number: int) -> str:
         """One token for display; bytes that are no complete character are written as \\xe2."""
-        number %= self.size  # without its word mark
+        number %= len(self._content)  # without its word mark
         if number < len(SPECIALS):
             return SPECIALS[number]
         if number >= len(self.vocabulary.pieces):
