@@ -26,15 +26,22 @@ function map(one, { kind = 'cross', layer, head, method = 'attention', read_at: 
   return { ...found, rows: kind === 'cross' ? rows : columns, weights, signed: false, largest: Math.max(...weights.flat()) };
 }
 
+/** Rows of shares of the absolute values. */
+function shares(weights) {
+  const sums = weights.map((row) => row.reduce((sum, value) => sum + Math.abs(value), 0) || 1);
+  return weights.map((row, y) => row.map((value) => Math.abs(value) / sums[y]));
+}
+
 function overlays(one, { layer, head }) {
-  const weights = combine(one.attention.cross, layer, head);
+  const method = one.attention.cross ? 'attention' : Object.keys(one.attributions)[0];
+  const weights = method === 'attention' ? combine(one.attention.cross, layer, head) : shares(one.attributions[method].weights);
   const pictures = one.pictures.map((picture) => {
     const cells = picture.grid[0] * picture.grid[1];
     const maps = weights.map((row) => row.slice(picture.begin, picture.begin + cells));
     return { ...picture, maps, mass: maps.map((cell) => cell.reduce((sum, value) => sum + value, 0)) };
   });
-  const [layers, heads] = one.explanation.kinds.cross;
-  return { output: one.explanation.output, tokens: one.explanation.target_tokens, layers, heads, pictures };
+  const [layers, heads] = one.explanation.kinds.cross ?? [1, 1];
+  return { output: one.explanation.output, tokens: one.explanation.target_tokens, method, layers, heads, pictures };
 }
 
 const ANSWERS = {
@@ -42,7 +49,7 @@ const ANSWERS = {
   map: (one, params) => (one.attributions[params.method] || one.attention[params.kind ?? 'cross'] ? map(one, params) : null),
   heads: (one, { kind = 'cross' }) => ({ kind, pictures: one.attention[kind] }),
   attribution: (one, { method }) => one.attributions[method] ?? { method, verdict: one.verdict, measures: {}, uniform_swap: null },
-  overlays: (one, params) => (one.attention.cross ? overlays(one, params) : null),
+  overlays: (one, params) => (one.attention.cross || Object.keys(one.attributions).length ? overlays(one, params) : null),
 };
 
 /** The kind of source, by what can be drawn of it. */

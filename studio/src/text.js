@@ -15,6 +15,11 @@ export function rightToLeft(text) {
   return /^[^\p{L}]*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/u.test(text);
 }
 
+/** The direction of a row of tokens. Special tokens such as <s> have none. */
+export function direction(tokens) {
+  return rightToLeft(tokens.filter((token) => !/^<.*>$/.test(token)).join(' ')) ? 'rtl' : 'ltr';
+}
+
 /** A number with few digits. */
 export function short(value, digits = 3) {
   if (value === null || value === undefined) return '–';

@@ -119,6 +119,17 @@ def test_columns_stand_in_the_order_in_which_they_are_read(tab: Page) -> None:
         assert sign * (second["x"] - first["x"]) > 0
 
 
+def test_rows_of_tokens_run_in_the_direction_of_their_script(tab: Page) -> None:
+    for source, sign in (("مرحبا بالعالم", -1), ("red green", 1)):
+        tab.goto(address("neighbours", source=source))
+        tokens = tab.locator("main ol button", has_text=re.compile("|".join(source.split())))
+        expect(tokens.nth(1)).to_be_visible()
+        first, second = (tokens.nth(number).bounding_box() for number in (0, 1))
+        assert first is not None
+        assert second is not None
+        assert sign * (second["x"] - first["x"]) > 0
+
+
 def test_every_view_can_be_reached_by_keyboard(tab: Page) -> None:
     tab.goto(address("alignment"))
     wait_until_idle(tab)

@@ -123,6 +123,10 @@ def test_gates_are_between_0_and_1(tab: Page) -> None:
     assert shown == pytest.approx(expected, abs=1e-6)
     tab.get_by_test_id("layer").select_option(layers[-1]["name"])
     expect(tab.get_by_test_id("state")).to_have_count(sum(len(row) for row in layers[-1]["states"]["hidden"]))
+    width = len(layers[-1]["states"]["hidden"][0])
+    assert width > 20  # every fifth column is named
+    named = tab.locator("figure table").first.locator("thead th span:not(.unseen)")
+    expect(named).to_have_text(["1", *map(str, range(5, width + 1, 5))])
 
 
 def test_the_nearest_neighbour_of_a_training_sentence_is_itself(tab: Page, pairs: Path) -> None:
@@ -228,6 +232,7 @@ def test_training_is_followed_while_it_runs(tab: Page, studio: Studio) -> None:
     assert folder is not None
     tab.goto(address("training", run="history"))
     expect(tab.get_by_test_id("training-state")).to_have_attribute("data-running", "false")
+    expect(tab.get_by_test_id("training-state")).to_contain_text("Finished: all updates done 120 updates")
     log = fetch(tab, "training?run=history")
     expected = [one["nll"] for one in log["updates"]] + [one["loss"] for one in log["validations"]]
     assert values(tab, "loss") == pytest.approx(expected)

@@ -2,6 +2,7 @@
 
 import io
 import wave
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,19 @@ def test_the_peak_lies_on_the_bright_square(squares_run: Path, tmp_path: Path, c
         "bottom": (row + 1) * CELL,
     }
     assert picture["mass"] == pytest.approx([1.0] * len(found["tokens"]), abs=1e-3)
+
+
+def test_a_model_without_attention_shows_an_attribution(squares_run: Path, tmp_path: Path) -> None:
+    draw_square(tmp_path / "square.png", "blue", 6)
+    explained = transduce.load(squares_run).explain(str(tmp_path / "square.png"), methods=["occlusion"])
+    found = overlays(replace(explained, attention=None))
+    assert (found["method"], found["layers"], found["heads"]) == ("occlusion", 1, 1)
+    shares = np.abs(explained.attributions["occlusion"])
+    maps = np.array(found["pictures"][0]["maps"])
+    assert maps == pytest.approx(shares[:, : CELLS * CELLS] / shares.sum(1, keepdims=True), abs=1e-6)
+    assert int(maps[0].argmax()) == 6
+    with pytest.raises(InputError, match="no attention over its source"):
+        overlays(replace(explained, attention=None, attributions={}))
 
 
 def test_cells_tile_the_picture_and_columns_the_time() -> None:

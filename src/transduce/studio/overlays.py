@@ -20,6 +20,8 @@ from transduce.modalities.source_encoding import ModalitySourceEncoding
 from transduce.studio.attention import Text
 from transduce.studio.runs import Studio
 
+WITHOUT_ATTENTION = "occlusion"  # the attribution that is shown of a model without attention over its source
+
 
 @dataclass(frozen=True)
 class Box:
@@ -53,19 +55,28 @@ def overlay_weights(explained: Explanation, source: VisualSource, weights: np.nd
 
 
 def overlays(
-    explained: Explanation, layer: int | Literal["mean", "last"] = "mean", head: int | Literal["mean"] = "mean"
+    explained: Explanation,
+    layer: int | Literal["mean", "last"] = "mean",
+    head: int | Literal["mean"] = "mean",
 ) -> dict[str, Any]:
-    """The pictures of a source, each with a map for every output token."""
+    """The pictures of a source, each with a map for every output token: attention, or the first attribution."""
     if not explained.visual_sources:
         raise InputError("this source is not a picture or a recording", remedy="choose a run that reads one")
-    if explained.attention is None:
+    method, (layers, heads) = "attention", (1, 1)
+    if explained.attention is not None:
+        layers, heads = explained.attention.shape[:2]
+        weights = combine_heads(explained.attention, layer, head)
+    elif explained.attributions:
+        method = next(iter(explained.attributions))
+        weights = explained.attribution_map(method).weights
+    else:
         raise InputError("this model has no attention over its source", remedy="choose a run that attends")
-    weights = combine_heads(explained.attention, layer, head)
     return {
         "output": explained.output,
         "tokens": list(explained.target_tokens),
-        "layers": explained.attention.shape[0],
-        "heads": explained.attention.shape[1],
+        "method": method,
+        "layers": layers,
+        "heads": heads,
         "pictures": [_picture(explained, one, weights) for one in explained.visual_sources],
     }
 
@@ -105,6 +116,8 @@ def router(studio: Studio) -> APIRouter:
         run: str = "", source: Text = "", target: Text = "", layer: str = "mean", head: str = "mean"
     ) -> dict[str, Any]:
         explained = studio.run(run).explanation(source, target)
+        if explained.attention is None:  # a classifier
+            explained = studio.run(run).explanation(source, target, (WITHOUT_ATTENTION,))
         return overlays(explained, _number(layer), _number(head))
 
     @routes.get("/recording")
