@@ -162,7 +162,8 @@ def train(
         show_recipe(recipe, console)
     if effort == "best" or ensemble is not None:
         members = MEMBERS if ensemble is None else ensemble
-        if time := time_of_trainings(recipe, members, search=effort == "best"):
+        time = time_of_trainings(recipe, members, search=effort == "best")
+        if time and members > 1:  # fewer are refused
             console.print(time, highlight=False)
         _train_ensemble(recipe, folder, members, effort, resume, allow_change or [], console)
     else:

@@ -281,6 +281,15 @@ def test_a_file_without_a_complete_unit_says_what_is_missing(
         _read(tmp_path / name)
 
 
+def test_a_misspelt_column_is_looked_for_in_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("title,letter\nalpha,a\n")
+    with pytest.raises(InputError, match="no column 'titel'") as error:
+        list(read_corpus(Corpus(path=str(path), columns=("titel", "letter"))))
+    assert error.value.remedy == "did you mean 'title'?"
+    assert _read(path, columns=("title", "2")) == [("alpha", "a")]
+
+
 def test_a_list_of_texts_is_no_list_of_words(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"id": 1, "item": "row", "sounds": ["r ou", "r au"], "by": "x"}\n')

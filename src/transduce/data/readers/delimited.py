@@ -133,9 +133,10 @@ def _differs(name: str, cells: Sequence[str]) -> bool:
 
 def sampled_cells(corpus: Corpus, lines: int, *, quoted: bool) -> list[list[str]]:
     """The cells of the first lines of a TSV or CSV file, a header included."""
-    read, split = (csv_rows, _check_cells) if quoted else (stored_lines, _split_tabs)
+    rows: Iterator[tuple[int, Any]] = csv_rows(str(corpus.path)) if quoted else stored_lines(str(corpus.path))
+    split: Split = _check_cells if quoted else _split_tabs
     found = []
-    for _, row in islice(read(str(corpus.path)), lines):
+    for _, row in islice(rows, lines):
         with suppress(UnreadableError):
             found.append(split(row))
     return found
@@ -256,7 +257,7 @@ def _header(corpus: Corpus, rows: Iterator[tuple[int, Any]], split: Callable[[An
         cells = [cell.strip() for cell in split(first)]
     except UnreadableError:
         return None  # reported with its place when it is read
-    named = bool(corpus.columns) and all(name in cells for name in corpus.columns)
+    named = any(name in cells and not _NUMBER.fullmatch(name) for name in corpus.columns)
     return cells if corpus.header or named or is_header(cells) or _names_no_file(corpus, cells) else None
 
 
