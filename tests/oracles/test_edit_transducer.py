@@ -157,6 +157,16 @@ def test_a_copying_model_writes_unseen_combinations() -> None:
     assert likelihood(model, pair([9, 4, 4, 10], [9, 4, 4, 10])).item() == pytest.approx(0, abs=1e-4)
 
 
+def test_a_character_whose_probability_underflows_has_a_finite_loss() -> None:
+    model, batch = model_with(copy_action=False), pair([5, 6, 7], [6, 5])
+    with torch.no_grad():
+        model.decoder.emission.projection.bias[5] = -200.0
+    loss = -likelihood(model, batch)
+    loss.backward()
+    assert 80 < loss.item() < 300  # that of a sum of logarithms is about 200
+    assert all(one.grad is None or one.grad.isfinite().all() for one in model.parameters())
+
+
 def test_copying_needs_one_vocabulary() -> None:
     content = {"model": {"encoder": PART, "decoder": {"kind": "edit_transducer", "width": WIDTH}}}
     with pytest.raises(InputError, match="need one vocabulary"):

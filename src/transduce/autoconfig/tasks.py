@@ -146,41 +146,43 @@ def _with_features(lemma: Mapping[str, Any], dropout: float) -> dict[str, Any]:
     return {"kind": "multi_source", "width": lemma["width"], "parts": {"lemma": lemma, "features": features}}
 
 
-def _edits(statistics: CorpusStatistics) -> MeasuredNetwork:
-    """An edit transducer for a table of this size."""
-    if statistics.pairs < FEW_FORMS:
-        return LOW_EDITS if statistics.pairs < VERY_FEW_FORMS else MEDIUM_EDITS
-    part = {"width": 128 if statistics.pairs < MANY_FORMS else 256, "dropout": 0.3}
-    model = {
-        "encoder": _with_features({"kind": "recurrent", "cell": "lstm", **part}, dropout=0.3),
-        "decoder": {"kind": "edit_transducer", **part},
-    }
-    tokens = EPOCHS * statistics.pairs * (statistics.source.characters + statistics.target.characters)
-    steps = int(min(30_000, max(1_000, tokens / BATCH_TOKENS)))
-    return MeasuredNetwork(model, steps, BATCH_TOKENS, 2e-3, 150, EDITS, measured=False, label_smoothing=0.0)
+EDITS = (
+    "a transducer that edits the characters of the lemma, given one token for each feature, with all features at every "
+    "step"
+)
 
 
-EDITS = "a transducer that edits the characters of the lemma, given one token for each feature"
-
-
-def _conditioned_edits(
-    width: int, dropout: float, steps: int, microseconds: float, forms: str, record: tuple[str, str]
+def _edit_transducer(
+    width: int, dropout: float, steps: int, forms: str = "", record: tuple[str, str] = ("", "")
 ) -> MeasuredNetwork:
-    """An edit transducer whose recurrent layers read all features at every step; features are never dropped."""
+    """An edit transducer whose recurrent layers read all features at every step; features are never dropped.
+
+    `forms`: the number of examples with which it is the best network of the grid; none: it is not in the grid.
+    """
     part = {"width": width, "dropout": dropout}
     model = {
         "encoder": _with_features({"kind": "recurrent", "cell": "lstm", **part}, dropout=0.0),
         "decoder": {"kind": "edit_transducer", "condition_input": True, **part},
     }
-    reason = f"{EDITS}, with all features at every step, the best network of the grid for {forms} inflected forms"
-    return MeasuredNetwork(model, steps, BATCH_TOKENS, 2e-3, microseconds, reason, record, label_smoothing=0.0)
+    reason = f"{EDITS}, the best network of the grid for {forms} inflected forms" if forms else EDITS
+    known = {"measured": bool(forms), "label_smoothing": 0.0}
+    return MeasuredNetwork(model, steps, BATCH_TOKENS, 2e-3, 50, reason, record, **known)
 
 
 VARIED = "exchange, edges, citations"
-LOW_EDITS = _conditioned_edits(96, 0.4, 1_000, 45, "100", ("inflect low", f"conditioned, {VARIED}"))
-MEDIUM_EDITS = _conditioned_edits(
-    192, 0.4, 3_000, 50, "1,000", ("inflect medium", f"conditioned 192, dropout 0.4, {VARIED}")
-)
+LOW_EDITS = _edit_transducer(96, 0.4, 1_000, "100", ("inflect low", f"conditioned, {VARIED}"))
+MEDIUM_EDITS = _edit_transducer(192, 0.4, 3_000, "1,000", ("inflect medium", f"conditioned 192, dropout 0.4, {VARIED}"))
+
+
+def _edits(statistics: CorpusStatistics) -> MeasuredNetwork:
+    """An edit transducer for a table of this size."""
+    if statistics.pairs < FEW_FORMS:
+        return LOW_EDITS if statistics.pairs < VERY_FEW_FORMS else MEDIUM_EDITS
+    tokens = EPOCHS * statistics.pairs * (statistics.source.characters + statistics.target.characters)
+    steps = int(min(30_000, max(1_000, tokens / BATCH_TOKENS)))
+    return _edit_transducer(192 if statistics.pairs < MANY_FORMS else 256, 0.3, steps)
+
+
 _POINTER_PART = {"kind": "transformer", "width": 256, "layers": 4, "heads": 4, "ff_width": 1024, "dropout": 0.3}
 POINTER = MeasuredNetwork(
     {
