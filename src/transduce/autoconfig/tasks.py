@@ -165,8 +165,9 @@ def _edit_transducer(
         "decoder": {"kind": "edit_transducer", "condition_input": True, **part},
     }
     reason = f"{EDITS}, the best network of the grid for {forms} inflected forms" if forms else EDITS
-    known = {"measured": bool(forms), "label_smoothing": 0.0}
-    return MeasuredNetwork(model, steps, BATCH_TOKENS, 2e-3, 50, reason, record, **known)
+    return MeasuredNetwork(
+        model, steps, BATCH_TOKENS, 2e-3, 50, reason, record, measured=bool(forms), label_smoothing=0.0
+    )
 
 
 VARIED = "exchange, edges, citations"

@@ -356,15 +356,15 @@ class EditTransducerDecoder(Decoder):
         copied = torch.zeros_like(edited, dtype=torch.long)
         if memory.tokens is not None:
             copied = memory.tokens.where(allowed[..., COPY], copied)
-        first = slice(memory.first_source_rows)  # the pointer never reaches rows of other sources
+        editable = slice(memory.first_source_rows)  # the pointer never reaches rows of other sources
         fixed: dict[str, Tree] = {
             "keys": self.score.keys(memory.values),
             "values": self.context_proj(memory.values),
-            "projected": self.memory_proj(memory.values[:, first]),
+            "projected": self.memory_proj(memory.values[:, editable]),
             "edited": edited,
             "others": others,
-            "allowed": allowed[:, first],
-            "tokens": copied[:, first],
+            "allowed": allowed[:, editable],
+            "tokens": copied[:, editable],
         }
         if self.condition_input:
             fixed["condition"] = masked_mean(memory.values, others)
@@ -456,8 +456,8 @@ class EditTransducerDecoder(Decoder):
 
     def _pointers(self, tokens: Tensor, edits: EditActions, state: State) -> Tensor:
         """log p(row | y_<t) after the deletions before each token is written, R T S."""
-        before, past = state.past["before"], state.past
-        last = EditActions(past["actions"][:, None], past["characters"][:, None], edits.copied)
+        before, actions, characters = (state.past[name] for name in ("before", "actions", "characters"))
+        last = replace(edits, actions=actions[:, None], characters=characters[:, None])
         stay, move = last.emission(tokens[:, :1])  # of each token that is read
         if tokens.size(1) > 1:
             earlier = replace(edits, actions=edits.actions[:, :-1], characters=edits.characters[:, :-1])
