@@ -76,7 +76,6 @@ TRIED = {
     "29.7 ([results](results.md)).",
     "flickr8k-hard": "600 updates on a CPU, still improving on the development images at the end; the frozen network "
     "and the images are those of `flickr8k-soft`.",
-    "fsdd": "Masked frames and mel bands and changes of speed. The seeds differ by three points, ten recordings.",
     "sst2": "The recipe that is chosen without any option, a GRU over words: 80.0 on the development set. There the "
     "character-aware encoder, with word dropout, has 79.4 (one training each), and one convolution of kernel 5 with "
     "dropout 0.5 had at most 75.0 in 352 of its 480 updates. The published figure has pretrained word vectors. Larger "

@@ -18,7 +18,9 @@ from transduce.autoconfig.media import (
     ask,
     audio_source,
     caption_videos,
+    classify_audio,
     classify_videos,
+    clip_source,
     draw,
     transcribe,
 )
@@ -462,9 +464,10 @@ TASK_RECIPES: dict[str, TaskRecipe] = {
     "classify-videos": classify_videos,
     "draw": draw,
     "transcribe": transcribe,
+    "classify-audio": classify_audio,
 }
 
-# The `data` section of a task; `transcribe` derives it from the first file.
+# The `data` section of a task; tasks of recordings derive it from the first file.
 DATA_SECTIONS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, Any]]] = {
     "mask": {"format": "text", "noise": {"kind": "mask_tokens"}},
     "lm": {"format": "text", "block_size": 128},
@@ -475,6 +478,7 @@ DATA_SECTIONS: dict[str, dict[str, Any] | Callable[[dict[str, Any]], dict[str, A
     "classify-videos": VIDEO_SOURCE,
     "draw": {"max_length": LONGEST - 100},
     "transcribe": audio_source,
+    "classify-audio": clip_source,
 }
 # Number of leading TSV columns that form the source; None: all but the last.
 SOURCE_COLUMNS: dict[str, int | None] = {"entail": 2, "answer": 2, "converse": None}

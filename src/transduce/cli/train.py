@@ -125,6 +125,7 @@ def train(
     - caption: image file, caption
     - classify-images: image file, label
     - transcribe: audio file, text
+    - classify-audio: audio file, label
     - vqa: image file, question, answer
     - caption-videos: video file, text
     - classify-videos: video file, label

@@ -504,10 +504,11 @@ ROWS: dict[str, Row] = {
     "fsdd": Row(
         "FSDD, official split",
         "Jakobovski/free-spoken-digit-dataset, CC BY-SA 4.0",
-        "scoreboard/fsdd.yaml",
+        "task classify-audio",
         _fsdd,
         ("accuracy",),
         (Published("convolutional networks, best", {"accuracy": 99.0}, "reports on the web"),),
+        remark="The recipe is the one that is chosen without any option.",
     ),
     "fsdd-speakers": Row(
         "FSDD, one speaker left out",

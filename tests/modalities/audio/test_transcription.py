@@ -76,6 +76,22 @@ def test_recipe_is_chosen_for_audio_and_for_frames(digits: Path, tmp_path: Path)
     )
 
 
+def test_recipe_is_chosen_for_labels_of_sounds(digits: Path, tmp_path: Path) -> None:
+    """Recordings keep their levels, stored frames are normalised; two updates lead to a model that names labels."""
+    labels = tmp_path / "labels.tsv"
+    spoken = lines(digits / "train" / "pairs.tsv")[:40]
+    labels.write_text("".join(f"{digits}/train/{named}\t{text.split()[0]}\n" for named, text in spoken))
+    changes = ["training.steps=2", "training.validate_every=2", "training.checkpoint_every=2"]
+    recipe = recipe_for(str(labels), [*changes, f"data.cache={tmp_path}/cache"], "classify-audio")
+    assert recipe.data.sources["sound"] | {"rate": 8000, "normalise": False} == recipe.data.sources["sound"]
+    assert recipe.tokens.target.kind == "labels"
+    train(recipe, tmp_path / "run")
+    answers = transduce.load(tmp_path / "run").generate([line[0] for line in lines(labels)[:2]])
+    assert {answer.text for answer in answers} <= {label for _, label in lines(labels)}
+    frames = extract_features(labels, tmp_path / "frames", rate=8000, mels=20)
+    assert "normalise" not in recipe_for(str(frames), task="classify-audio").data.sources["sound"]
+
+
 def test_unreadable_recordings_are_reported(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("nothing.wav\tone\n")
