@@ -7,8 +7,8 @@ import hashlib
 import hmac
 import inspect
 import json
+import random
 import re
-import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -53,6 +54,7 @@ from transduce.serving.telemetry import RequestTrace, Tracing
 PROBES = frozenset({"/health", "/ready", "/live"})  # need no key, and are answered while the server stops
 SHORT_BODIES = ("application/json", "application/x-www-form-urlencoded", "text/")
 REQUEST_ID = re.compile(r"[\w.-]{1,64}")
+REQUEST_IDS = random.Random()  # they are no secrets, for which the kernel would be asked each time
 LOGGED_BYTES = 2000  # of a request, where texts are logged
 HANDLED = (ServiceError, InputError, RequestValidationError, HTTPException)  # errors that the application answers
 MOST_CLIENTS = 10_000  # whose rates are remembered
@@ -114,6 +116,9 @@ class Application(FastAPI):
     """FastAPI behind the gateway, which answers most requests itself."""
 
     outermost: Callable[[ASGIApp], ASGIApp] = staticmethod(lambda app: app)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await Starlette.__call__(self, scope, receive, send)  # FastAPI looks for telemetry here; ours is in the gateway
 
     def build_middleware_stack(self) -> ASGIApp:
         return self.outermost(super().build_middleware_stack())
@@ -296,7 +301,7 @@ class Gateway:
             await self.app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if given and REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        request_id = given if given and REQUEST_ID.fullmatch(given) else f"{REQUEST_IDS.getrandbits(128):032x}"
         exchange = Exchange(scope, scope["path"], request_id, time.perf_counter())
         counted = exchange.path not in PROBES
         if self.settings.tracing is not None and counted:

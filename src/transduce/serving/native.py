@@ -69,9 +69,15 @@ class Options(BaseModel):
     deadline: float | None = Field(None, gt=0, description="Seconds after which the client gives up.")
 
     def request(self, sources: tuple[Source, ...], prefixes: tuple[str, ...] = ()) -> GenerationRequest:
-        values = {name: getattr(self, name) for name in Options.model_fields}
-        values |= {name: tuple(values[name]) for name in ("stop", "required", "banned")}
-        return GenerationRequest(sources, prefixes=prefixes, **{**values, "wants": frozenset(self.wants)})
+        own = self.__dict__
+        values = {name: own[name] for name in OPTIONS}
+        for name in ("stop", "required", "banned"):
+            values[name] = tuple(own[name])
+        values["wants"] = frozenset(self.wants)
+        return GenerationRequest(sources, prefixes=prefixes, **values)
+
+
+OPTIONS = tuple(Options.model_fields)
 
 
 class TransduceBody(Options):
