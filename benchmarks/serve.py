@@ -293,6 +293,8 @@ class Measurements:
                 [round(median(one[place] for one in some)) for some in (early, late)] for place in range(3)
             )
             row = {**tally.row("soak", "transduce"), "minutes": minutes, "rss_bytes": memory}
+            for name in ("requests_per_second", "p50_ms", "p99_ms", "refusal_p99_ms"):  # a soak shares its machine
+                del row[name]
             row |= {"rss_growth": round(memory[1] / memory[0] - 1, 4), "open_files": files, "threads": threads}
             self.add({**row, "cancelled": asyncio.run(metric(self.port, "transduce_cancelled_sources_total"))})
 

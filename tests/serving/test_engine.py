@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +133,8 @@ def test_outputs_are_made_while_captured_steps_are_computed(
     captured: Model, words: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch, computing: bool
 ) -> None:
     """More clients than slots, beside a stream and requests that fail: all outputs are those of `generate`."""
-    monkeypatch.setattr(OpenSearch, "computing", computing)
+    looks = cycle([computing, computing, False])
+    monkeypatch.setattr(OpenSearch, "computing", property(lambda _: next(looks)))
     wanted = [one.text for one in words.generate(TEXTS)]
     service = serve(captured, max_batch=8)
 
@@ -154,6 +157,28 @@ def test_outputs_are_made_while_captured_steps_are_computed(
     assert captured.searcher.graphs is not None
     assert captured.searcher.graphs.replayed
     assert service.load == 0
+
+
+def test_a_task_that_comes_while_a_device_computes_begins_before_the_next_steps(words: Model) -> None:
+    """Its client has just read the output of an earlier one."""
+    engine, begun, until = Engine("words", words, Metrics()), list[bool](), time.monotonic() + 20
+
+    class Device:
+        computing = property(lambda _: not begun and time.monotonic() < until)
+
+    def prepare() -> Any:
+        begun.append(True)
+        return [], words.settings()
+
+    def work() -> list[bool]:
+        engine._launched = [Device()]  # type: ignore[list-item]
+        threading.Timer(0.05, engine.submit, [Task(prepare, list, lambda *_: None)]).start()
+        engine._work_beside()
+        engine._launched = []
+        return list(begun)
+
+    assert engine.call(work) == [True]
+    engine.stop()
 
 
 @pytest.mark.parametrize("failing", ["launch", "advance"])

@@ -49,6 +49,7 @@ IDLE_SEARCHES = 8  # searches without sources that are kept
 MIN_FINISHED_SHARE = 1 / 4  # of the sources that have ended: outputs made during a step even if it is over sooner
 REPORTED_TOGETHER = 16  # outputs: the event loop works on them while the next ones are made
 FEW_TASKS = 8  # new tasks that begin at once, between two steps of a GPU; more of them begin during the next steps
+POLL_SECONDS = 0.00005  # between two looks at a device that computes
 HELD_STEPS = 4  # steps that a source waits at most for others to enter with it
 KNOWN_LENGTHS = 4096  # lengths of sources whose maximal output lengths are remembered
 KNOWN_KEYS = 256  # settings whose keys are remembered
@@ -541,13 +542,20 @@ class Engine:
         return launched
 
     def _work_beside(self) -> None:
-        """Begins new tasks and makes outputs while the device computes: between two steps it would wait for that."""
+        """Begins new tasks and makes outputs while the device computes: between two steps it would wait for that.
+
+        Clients answer outputs with new tasks. Those that come during these steps enter right after them.
+        """
         most_left = len(self._found) * (1 - MIN_FINISHED_SHARE)
-        while self._inbox or self._found:
-            self._take_inbox()
-            self._finish_found(REPORTED_TOGETHER)
-            if len(self._found) <= most_left and not any(search.computing for search in self._launched):
-                break
+        while True:
+            if self._inbox or self._found:
+                self._take_inbox()
+                self._finish_found(REPORTED_TOGETHER)
+            if not any(search.computing for search in self._launched) and len(self._found) <= most_left:
+                return
+            with self._wake:
+                if not self._inbox and not self._found:
+                    self._wake.wait(POLL_SECONDS)
 
     def _finish_found(self, most: int) -> None:
         """Makes and reports the outputs of the rows that ended first."""

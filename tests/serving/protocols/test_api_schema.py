@@ -47,13 +47,13 @@ def draw(operation: Any, mode: Any, count: int, attempt: Callable[[Any], None]) 
         send()
 
 
-def test_requests_of_the_description(attention_run: Path) -> None:
+def test_requests_of_the_description(attention_run: Path, tmp_path: Path) -> None:
     import schemathesis
     from schemathesis import GenerationMode
     from schemathesis import checks as known
 
     service = ModelService([(transduce.load(attention_run), ModelSpec.parse(f"colours={attention_run}@en-de"))], LIMITS)
-    app = create_app(service, ServerSettings(limits=LIMITS))
+    app = create_app(service, ServerSettings(limits=LIMITS, jobs_folder=tmp_path))
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     checks = [
         known.not_a_server_error,
