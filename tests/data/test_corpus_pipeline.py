@@ -101,6 +101,20 @@ def test_the_first_of_equal_pairs_is_kept_as_brute_force_finds_it(corpora: list[
     assert found == expected
 
 
+def test_a_part_without_any_row_left_has_its_place_in_the_manifest(tmp_path: Path) -> None:
+    """A file that is given twice, and one whose lines are all wrong."""
+    (tmp_path / "a.tsv").write_text("a b\tx\nc d\ty\n", encoding="utf-8")
+    (tmp_path / "wrong.tsv").write_text("a b\n\n", encoding="utf-8")
+    (tmp_path / "b.tsv").write_bytes((tmp_path / "a.tsv").read_bytes())
+    given = [Corpus(path=str(tmp_path / name)) for name in ("a.tsv", "wrong.tsv", "b.tsv")]
+    for options in (PipelineOptions(invalid="drop", drop_duplicates=True), replace(ALL, filters=TextFilters())):
+        out = tmp_path / f"out {options.near_duplicates}"
+        manifest = prepare_corpora(given, out, options)
+        assert (manifest["kept"], manifest["dropped"]["duplicate"]) == (2, 2)
+        assert manifest["first"]["duplicate"] == f"{tmp_path / 'b.tsv'}:1"
+        assert [shard["rows"] for shard in manifest["shards"]] == [2]
+
+
 @pytest.mark.slow
 def test_two_processes_write_the_same_bytes(corpora: list[Corpus], prepared: Path, tmp_path: Path) -> None:
     prepare_corpora(corpora, tmp_path / "out", ALL, workers=2)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -361,8 +362,11 @@ class WriteStep:
             reason: int((marks == mark).sum()) for mark, reason in REASONS.items() if (marks == mark).any()
         }
         record["lines"] = {}
-        if kept:
-            tables = self._tokenised(self._tables(number, marks, record["lines"]))
+        rows = self._tables(number, marks, record["lines"])
+        if not kept:  # all are duplicates, and the manifest names the first
+            deque(rows, maxlen=0)
+        else:
+            tables = self._tokenised(rows)
             first = next(tables)
             with _table_writer(path, job.options.format, first.schema) as write:
                 for table in chain([first], tables):
