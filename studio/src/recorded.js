@@ -34,14 +34,15 @@ function shares(weights) {
 
 function overlays(one, { layer, head }) {
   const method = one.attention.cross ? 'attention' : Object.keys(one.attributions)[0];
-  const weights = method === 'attention' ? combine(one.attention.cross, layer, head) : shares(one.attributions[method].weights);
+  const tokens = one.explanation.target_tokens.filter((token) => method === 'attention' || token !== '</s>');
+  const weights = method === 'attention' ? combine(one.attention.cross, layer, head) : shares(one.attributions[method].weights).slice(0, tokens.length);
   const pictures = one.pictures.map((picture) => {
     const cells = picture.grid[0] * picture.grid[1];
     const maps = weights.map((row) => row.slice(picture.begin, picture.begin + cells));
     return { ...picture, maps, mass: maps.map((cell) => cell.reduce((sum, value) => sum + value, 0)) };
   });
   const [layers, heads] = one.explanation.kinds.cross ?? [1, 1];
-  return { output: one.explanation.output, tokens: one.explanation.target_tokens, method, layers, heads, pictures };
+  return { output: one.explanation.output, tokens, method, layers, heads, pictures };
 }
 
 const ANSWERS = {

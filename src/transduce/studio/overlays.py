@@ -20,8 +20,6 @@ from transduce.modalities.source_encoding import ModalitySourceEncoding
 from transduce.studio.attention import Text
 from transduce.studio.runs import Studio
 
-WITHOUT_ATTENTION = "occlusion"  # the attribution that is shown of a model without attention over its source
-
 
 @dataclass(frozen=True)
 class Box:
@@ -62,18 +60,19 @@ def overlays(
     """The pictures of a source, each with a map for every output token: attention, or the first attribution."""
     if not explained.visual_sources:
         raise InputError("this source is not a picture or a recording", remedy="choose a run that reads one")
-    method, (layers, heads) = "attention", (1, 1)
+    method, (layers, heads), tokens = "attention", (1, 1), list(explained.target_tokens)
     if explained.attention is not None:
         layers, heads = explained.attention.shape[:2]
         weights = combine_heads(explained.attention, layer, head)
     elif explained.attributions:
         method = next(iter(explained.attributions))
-        weights = explained.attribution_map(method).weights
+        tokens = [token for token in tokens if token != "</s>"]  # the end of a label depends on nothing
+        weights = explained.attribution_map(method).weights[: len(tokens)]
     else:
         raise InputError("this model has no attention over its source", remedy="choose a run that attends")
     return {
         "output": explained.output,
-        "tokens": list(explained.target_tokens),
+        "tokens": tokens,
         "method": method,
         "layers": layers,
         "heads": heads,
@@ -116,8 +115,6 @@ def router(studio: Studio) -> APIRouter:
         run: str = "", source: Text = "", target: Text = "", layer: str = "mean", head: str = "mean"
     ) -> dict[str, Any]:
         explained = studio.run(run).explanation(source, target)
-        if explained.attention is None:  # a classifier
-            explained = studio.run(run).explanation(source, target, (WITHOUT_ATTENTION,))
         return overlays(explained, _number(layer), _number(head))
 
     @routes.get("/recording")
