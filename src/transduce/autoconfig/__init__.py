@@ -35,9 +35,10 @@ class Plan:
 
     @property
     def text_pairs(self) -> bool:
-        """Whether a decoder reads one text and generates another, so that updates can be timed with random tokens."""
-        model = self.recipe.model
-        return not self.recipe.data.sources and None not in (model.encoder, model.decoder)
+        """Whether the recipe is for pairs of texts, or for texts with labels, whose time random tokens measure."""
+        data, model = self.recipe.data, self.recipe.model
+        labels = model.head is None or model.head["kind"] in ("classifier", "tagger")
+        return data.format == "pairs" and not data.sources and labels
 
     @property
     def tokens(self) -> tuple[tuple[int, int], tuple[int, int]]:

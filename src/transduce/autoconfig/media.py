@@ -231,7 +231,9 @@ def classify_audio(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str
             "head": {"kind": "classifier", "pooling": "max", "dropout": 0.2},
         },
         "training": {
-            **cosine(steps, max(50, min(1000, steps // 5)), 2e-3),
+            **cosine(
+                steps, max(50, min(1000, steps // 5)), 2e-3, "12 passes over the recordings, at least 500 updates"
+            ),
             "batch_tokens": 4096,
             "objective": {"label_smoothing": 0.0},
             "validate_examples": 2000,

@@ -381,9 +381,8 @@ def transformer(statistics: CorpusStatistics) -> dict[str, Any]:
     return {**_transformer(width, layers, 4 * width, 0.1)["encoder"]}
 
 
-def cosine(steps: int, check: int, rate: float) -> dict[str, Any]:
-    """The training of labels and embeddings, whose development scores soon fall again: a cosine schedule."""
-    reason = "a development score of labels or embeddings stops rising within these updates"
+def cosine(steps: int, check: int, rate: float, reason: str) -> dict[str, Any]:
+    """The training of labels and embeddings, whose development scores soon fall again; `reason`: of the updates."""
     return {
         "steps": Chosen(steps, reason),
         "optimiser": {"learning_rate": rate},

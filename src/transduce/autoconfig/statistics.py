@@ -74,6 +74,8 @@ class SideStatistics:
         """Estimated size of the vocabulary and tokens a line, for a kind of tokens and a largest vocabulary."""
         if kind == "chars":
             return min(size, len(self.alphabet) + 4), max(1, round(self.characters))
+        if kind == "labels":
+            return self.distinct + 4, 1
         if kind == "words":
             return min(size, self.vocabulary + 4), max(1, round(self.words))
         return size, max(1, round(PIECES_A_WORD * self.words))

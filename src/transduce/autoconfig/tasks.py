@@ -307,14 +307,18 @@ def _label(statistics: CorpusStatistics, target: str, head: dict[str, Any], budg
     steps = max(300, 15 * an_epoch)
     check = max(25, min(500, steps // 15))
     encoder = {"kind": "recurrent", "width": 256, "dropout": 0.4}
+    words = {"kind": "words", "size": 30_000, "min_count": 2}
     return {
-        "tokens": {"source": {"kind": "words", "size": 30_000, "min_count": 2}, "target": {"kind": target}},
+        "tokens": {
+            "source": Chosen(words, "whole words; those that occur once are learned as <unk>"),
+            "target": {"kind": target},
+        },
         "model": {
             "encoder": Chosen(encoder, "a bidirectional recurrent network, which few lines suffice for"),
             "head": head,
         },
         "training": {
-            **cosine(steps, check, 2e-3),
+            **cosine(steps, check, 2e-3, "15 passes over the pairs, at least 300 updates"),
             "batch_tokens": 4096,
             "objective": {"label_smoothing": 0.0},
             "validate_examples": 2000,
@@ -390,7 +394,7 @@ def _embed(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
             "head": {"kind": "embedder", "pooling": "mean"},
         },
         "training": {
-            **cosine(steps, check, 2e-3),
+            **cosine(steps, check, 2e-3, "20 passes over the pairs, at least 300 updates"),
             "batch_tokens": Chosen(8192, "a large batch has many negatives"),
             "objective": {"kind": "contrastive"},
             "validate_examples": 2000,

@@ -48,7 +48,8 @@ def show_plan(plan: Plan, seconds: float | None, console: Console) -> None:
         text = f"{name}: {side.characters:g} characters and {side.words:g} words a line (median), "
         text += f"{len(side.alphabet):,} different characters, {side.vocabulary:,} different words"
         console.print(text, highlight=False)
-    time = "no limit of time" if training.minutes is None else f"{training.minutes:g} minutes of training"
+    limit = None if training.minutes is None else f"{training.minutes:g} minutes of training"
+    time = limit or "no limit of time (--minutes gives one)"
     console.print(f"device: {plan.budget.device}; {time}\n", highlight=False)
     content = plan.recipe.model_dump(mode="json")
     for key, reason in plan.reasons.items():
