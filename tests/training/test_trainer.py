@@ -456,6 +456,14 @@ def test_a_mean_that_is_worse_than_the_best_checkpoint_is_not_kept(
     assert any("update 8" in text and text.endswith("the best is kept") for _, _, text in report.events)
 
 
+def test_a_single_checkpoint_is_not_called_a_mean(tmp_path: Path) -> None:
+    report = RecordingReport()
+    steps = {"steps": 4, "checkpoint_every": 4, "validate_every": 4}
+    run_training(tmp_path, report=report, validate=lambda _: {"loss": 1.0}, average_checkpoints=3, **steps)
+    (text,) = [text for kind, _, text in report.events if kind == "averaged"]
+    assert text == "the last checkpoint has loss 1, the best, at update 4, 1: the last is kept"
+
+
 def test_bf16_training_reduces_the_loss(tmp_path: Path) -> None:
     report = RecordingReport()
     run_training(tmp_path, report=report, precision="bf16", steps=40, optimiser={"learning_rate": 0.02})

@@ -442,7 +442,7 @@ def training_for(candidate: MeasuredNetwork, monitor: str, budget: TimeBudget) -
         "patience": Chosen(10, "validations without improvement, half of the updates that are expected"),
         "min_epochs": Chosen(5, "no end before all pairs were seen five times"),
         "average_checkpoints": Chosen(
-            candidate.average, "the mean of the last checkpoints is kept if it scores better"
+            candidate.average, "the mean of the last checkpoints is kept if it scores at least as well as the best"
         ),
         "precision": Chosen("auto", "bf16 on a GPU that computes with it, else fp32"),
     }

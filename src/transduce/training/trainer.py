@@ -457,11 +457,12 @@ class Trainer:
         assert mean is not None
         sign = -1 if monitor in self.lower_is_better else 1
         worse = best is not None and not sign * mean >= sign * best  # also where the mean is not a number
-        of_mean = f"the mean of the last {count} checkpoints has {monitor} {mean:.4g}"
+        last = f"the mean of the last {count} checkpoints" if count > 1 else "the last checkpoint"
+        of_mean = f"{last} has {monitor} {mean:.4g}"
         of_best = (
             "no other score is finite" if best is None else f"the best, at update {progress.best_step}, {best:.4g}"
         )
-        chosen = "the best" if worse else "the mean"
+        chosen = "the best" if worse else "the mean" if count > 1 else "the last"
         self.report.event("averaged", progress.step, f"{of_mean}, {of_best}: {chosen} is kept")
         if not worse:
             return scores
