@@ -85,6 +85,34 @@ def test_a_model_that_compares_letters_is_not_robust_and_one_that_ignores_case_i
     assert (blind.changed_outputs, blind.scores["exact"].perturbed) == (0, 100)
 
 
+def test_misspelt_texts_have_one_typing_error_each() -> None:
+    found = robustness.misspelt(TEXT, random.Random(2))
+    assert 1 < len(found) == len(set(found)) <= robustness.TRIES
+    for text in found:
+        changed = [(a, b) for a, b in zip(TEXT.split(), text.split(), strict=True) if a != b]
+        assert len(changed) == 1
+        assert abs(len(text) - len(TEXT)) <= 1
+    assert robustness.misspelt("a 1 !", random.Random(2)) == []
+    assert "aa" not in robustness.misspelt("aa", random.Random(2))
+
+
+def test_an_adversary_finds_the_error_that_hurts() -> None:
+    """The stub gives a reference its full probability where its word is spelt right, and less for each other error."""
+
+    def score(pairs: Any) -> list[Any]:
+        return [SimpleNamespace(score=-0.1 * len(set(text)) - 5.0 * (target not in text)) for text, target in pairs]
+
+    model = stub(exact)
+    model.score = score
+    (attacked,) = probe(model, LINES, ProbeSettings([robustness.ADVERSARIAL]))
+    (random_errors,) = probe(model, LINES, ProbeSettings(["swap"], rate=0.34))
+    assert attacked.changed_sources == 100
+    assert attacked.scores["exact"].clean == 100
+    assert attacked.scores["exact"].perturbed <= 5  # where none of the tries is in the word that counts
+    assert random_errors.scores["exact"].perturbed > 20  # one word of three: most errors are elsewhere
+    assert robustness.adversarial_sources(model, [HeldOutExample("a", ("b",))], 1) == ["a"]
+
+
 def test_exchanged_words_show_a_bias_but_not_the_exchange_itself() -> None:
     settings = ProbeSettings((), substitutions={"he": "she"})
     (fair,) = probe(stub(lambda text: f"{text.split()[0]} is fine"), LINES, settings)

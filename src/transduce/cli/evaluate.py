@@ -304,7 +304,10 @@ def probe(
     ] = None,
     perturbations: Annotated[
         str,
-        typer.Option(help="Perturbations, separated by commas: swap, delete, double, ocr, upper, lower, punctuation."),
+        typer.Option(
+            help="Perturbations, separated by commas: swap, delete, double, ocr, upper, lower, punctuation; "
+            "adversarial: of 16 typing errors in each source the worst."
+        ),
     ] = "swap,delete,double,ocr,upper,lower,punctuation",
     rate: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the words or characters that are perturbed.")
@@ -325,6 +328,8 @@ def probe(
     Examples:
 
         transduce probe runs/demo test.tsv
+
+        transduce probe runs/demo test.tsv --perturbations adversarial
 
         transduce probe runs/en-de --substitutions pronouns.tsv --json probes.json
     """

@@ -67,6 +67,30 @@ PERTURBATIONS: dict[str, Perturbation] = {
 }
 
 
+ADVERSARIAL = "adversarial"  # a perturbation that looks at the model, so it is made only where it is asked for
+TRIES = 16  # typing errors of which the worst is taken
+
+
+def adversarial_sources(model: Model, lines: Sequence[HeldOutExample], seed: int) -> list[str]:
+    """Of some sources with one typing error, that with which the reference is least probable (Pruthi et al. 2019)."""
+    tried = [misspelt(line.source, random.Random(f"{seed} {ADVERSARIAL} {row}")) for row, line in enumerate(lines)]
+    pairs = [(text, line.references[0]) for line, texts in zip(lines, tried, strict=True) for text in texts]
+    scores = iter(model.score(pairs))
+    ranked = [[(next(scores).score, text) for text in texts] for texts in tried]
+    return [min(found)[1] if found else line.source for line, found in zip(lines, ranked, strict=True)]
+
+
+def misspelt(text: str, chance: random.Random, tries: int = TRIES) -> list[str]:
+    """Different texts with one typing error in one word; none where no word has two letters."""
+    words = [match for match in _WORD.finditer(text) if len(match[0]) > 1]
+    found = dict[str, None]()
+    for _ in range(tries if words else 0):
+        word, change = chance.choice(words), chance.choice((swapped, deleted, doubled))
+        found[text[: word.start()] + change(word[0], chance) + text[word.end() :]] = None
+    found.pop(text, None)  # two equal letters exchanged
+    return list(found)
+
+
 def substitute(text: str, pairs: Mapping[str, str]) -> str:
     """Exchanges the words of all pairs at once, in both directions, as whole words; a capital stays a capital."""
     both = {**{b: a for a, b in pairs.items()}, **pairs}
@@ -135,22 +159,28 @@ def probe(model: Model, lines: Sequence[HeldOutExample], settings: ProbeSettings
     if not model.source_encoding.reads_text or model.sourceless:
         raise InputError("only a model that reads texts can be probed", remedy="name a run with text sources")
     for name in settings.names:
-        if name not in PERTURBATIONS:
-            raise InputError(f"no perturbation is called {name!r}", remedy=nearest(name, PERTURBATIONS))
+        if name not in (known := [*PERTURBATIONS, ADVERSARIAL]):
+            raise InputError(f"no perturbation is called {name!r}", remedy=nearest(name, known))
     metrics = [name for name in model.recipe.evaluation.metrics if isinstance(find_metric(name), TextMetric)]
     if not metrics:
         raise InputError("only models whose output is text can be probed", remedy="name a run that generates texts")
     clean = predict(model, lines, metrics)
     probes = []
     for name in settings.names:
-        sources = [
-            PERTURBATIONS[name](line.source, random.Random(f"{settings.seed} {name} {number}"), settings.rate)
-            for number, line in enumerate(lines)
-        ]
+        sources = _perturbed(model, lines, name, settings)
         probes.append(_compared(model, lines, sources, clean, metrics, replace(settings, names=(name,))))
     if settings.substitutions:
         probes.append(_exchanged(model, lines, clean, metrics, settings))
     return probes
+
+
+def _perturbed(model: Model, lines: Sequence[HeldOutExample], name: str, settings: ProbeSettings) -> list[str]:
+    if name == ADVERSARIAL:
+        return adversarial_sources(model, lines, settings.seed)
+    return [
+        PERTURBATIONS[name](line.source, random.Random(f"{settings.seed} {name} {number}"), settings.rate)
+        for number, line in enumerate(lines)
+    ]
 
 
 def _outputs(
