@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from run_fixtures import RECURRENT, colour_pairs, settings
 
 import transduce
+from transduce.cli.display import show_ensemble
 from transduce.errors import InputError
 from transduce.recipe import Recipe, dump, parse
 from transduce.recipe.build import complete_recipe
@@ -199,14 +201,19 @@ def test_finished_trials_are_used_again_and_the_ensemble_is_the_run(pairs, start
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("best", "chosen"), [("normal", "normal"), ("2", "members/2")])
-def test_a_better_single_model_becomes_the_run(pairs, started, best, chosen, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("best", "chosen", "said"), [("normal", "normal", "the normal recipe alone"), ("2", "members/2", "member 2 alone")]
+)
+def test_a_better_single_model_becomes_the_run(pairs, started, best, chosen, said, monkeypatch, tmp_path):
     """The run is never worse on the development set than the recipe as it was."""
     started.append("not interrupted")
     values = {"dropout_0_1_0_25": 1.0, best: -1.0, "others": 1e9}
     monkeypatch.setattr(portfolio_search, "development_scores", scored(**values))
     found = search(pairs, tmp_path / "best")
     assert found.run.members() == [tmp_path / "best" / chosen]
+    with (console := Console(width=200)).capture() as shown:
+        show_ensemble(found, console)
+    assert f"the run is {said}, which is better on the development set than the ensemble" in shown.get()
 
 
 @pytest.mark.slow

@@ -186,8 +186,12 @@ def show_ensemble(trained: EnsembleResult, console: Console) -> None:
     console.print()
     console.print(table)
     chosen = trained.run.members()
-    alone = f"one of them alone, {chosen[0].name}" if len(chosen) == 1 else f"an ensemble of {len(chosen)}"
-    console.print(f"\nthe run is {alone}:", highlight=False, markup=False)
+    found = f"an ensemble of {len(chosen)}"
+    if len(chosen) == 1:
+        name = chosen[0].name
+        one = f"member {name}" if name.isdigit() else f"the {name} recipe"
+        found = f"{one} alone, which is better on the development set than the ensemble"
+    console.print(f"\nthe run is {found}:", highlight=False, markup=False)
     show_scores(trained.scores, console)
     console.print("\nnext:", highlight=False)
     for command in (f"transduce generate {folder} input.txt", f"transduce distil {folder}"):
