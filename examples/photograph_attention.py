@@ -13,7 +13,8 @@ attention, or of another method of `transduce explain`, such as `posterior`. Of 
 - removed, random: of fewer pictures (--removals), the fall of log p, in nats, without the cells that the map marks, and
   without random ones.
 - occlusion: of these, the rank correlation of the map with occlusion. swap: the rise of the loss, in nats per word,
-  with uniform attention. readable: the share of captions whose marked cells matter more than random ones.
+  with uniform attention, where the decoder can have it. readable: the share of captions whose marked cells matter more
+  than random ones.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ def caption_measures(explained: Sequence[Explanation]) -> dict[str, float]:
     """The measures of captions on their own pictures; those of removals where they were asked for."""
     measured = [one for one in explained if one.faithfulness]
     faith = [next(iter(one.faithfulness.values())) for one in measured]
+    swaps = [one.uniform_swap.all for one in measured if one.uniform_swap is not None]
     readable = [one.comprehensiveness > max(one.random_comprehensiveness, 0) + NOTICEABLE for one in faith]
     return {
         "border": 100 * float(np.mean([border_share(one, token) for one in explained for token in one.outputs])),
@@ -129,9 +131,9 @@ def caption_measures(explained: Sequence[Explanation]) -> dict[str, float]:
         "removed": float(np.mean([one.comprehensiveness for one in faith])),
         "random": float(np.mean([one.random_comprehensiveness for one in faith])),
         "occlusion": float(np.mean([one.rank_correlation or 0.0 for one in faith])),
-        "swap": float(np.mean([one.uniform_swap.all for one in measured if one.uniform_swap is not None])),
         "readable": 100 * float(np.mean(readable)),
         "removals": len(measured),
+        **({"swap": float(np.mean(swaps))} if swaps else {}),
     }
 
 

@@ -122,6 +122,8 @@ def test_caption_measures_are_means_over_words_and_captions():
         "removals": 2,
     }
     assert found == {name: pytest.approx(value) for name, value in wanted.items()}
+    unswapped = [replace(one, uniform_swap=None) for one in both]
+    assert measured.caption_measures(unswapped).keys() == wanted.keys() - {"swap"}
 
 
 def test_captions_of_a_picture_are_read_together(tmp_path):
