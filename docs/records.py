@@ -32,7 +32,7 @@ SCOREBOARD = FOLDER.parent / "scoreboard"  # the records of `transduce reproduce
 SHARED = ("docs", "recipes", "examples")  # what commands name relative to the repository
 # A dash stands for a number whose command has not been run yet.
 NAME = r"(?P<name>(?:scoreboard/)?[a-z][\w-]*)"
-MARK = re.compile(rf"(?P<shown>[\d.,]*\d|–)<!-- {NAME}\.(?P<key>[a-z_][\w@]*(?:\.(?:low|high))?) -->")
+MARK = re.compile(rf"(?P<shown>(?:(?<!\w)-)?[\d.,]*\d|–)<!-- {NAME}\.(?P<key>[a-z_][\w@]*(?:\.(?:low|high))?) -->")
 COUNTS = ("parameters", "seconds", "updates", "seeds", "leaked_pairs", "shapes", "words", "removals", "lines")
 MEASURED = ("removed", "random", "swap", "occlusion")  # of attention
 DECIMALS = {

@@ -86,6 +86,14 @@ def test_pages_show_the_numbers_of_their_records(monkeypatch, tmp_path):
     assert records.with_numbers(page) == wanted
 
 
+def test_a_negative_number_keeps_one_sign(monkeypatch, tmp_path):
+    (tmp_path / "gru.json").write_text(json.dumps({"scores": {"occlusion": {"value": -0.1}, "border": {"value": 2}}}))
+    monkeypatch.setattr(records, "RECORDS", tmp_path)
+    shown = "| -0.10<!-- gru.occlusion --> | 1-2.0<!-- gru.border -->"
+    assert records.with_numbers(shown) == shown
+    assert records.with_numbers(shown.replace("-0.10", "–").replace("2.0", "3")) == shown
+
+
 def test_pages_show_means_of_the_scoreboard(monkeypatch, tmp_path):
     def seed(value: float) -> dict:
         scores = {"accuracy": {"value": value, "low": value - 1, "high": value + 1}}
