@@ -80,7 +80,10 @@ TRIED = {
     "character-aware encoder, with word dropout, has 79.4 (one training each), and one convolution of kernel 5 with "
     "dropout 0.5 had at most 75.0 in 352 of its 480 updates. The published figure has pretrained word vectors. Larger "
     "weight decay and other pooling were not tried.",
-    "sst2-minilm": "One learning rate, all layers trained.",
+    "sst2-minilm": "The record: one learning rate, all layers trained. On the development set, one training each of "
+    "520 updates of 1,024 tokens in bf16 with the pooling of its pretraining (mean), frozen embeddings, a layer-wise "
+    "decay of 0.9 and label smoothing 0.1: 88.4 with a learning rate of 0.0001 and with 0.0003. "
+    "With all layers trained, 0.0002 and 390 updates: 87.7. R-Drop, longer training and averaging were not tried.",
     "ud-ewt": "The recipe that is chosen without any option, a character-aware encoder: 93.4 on the development set, "
     "where a GRU over words has 92.0. The published tagger has pretrained word vectors; `ud-ewt-minilm` is the row "
     "with pretraining.",
