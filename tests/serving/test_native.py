@@ -128,6 +128,7 @@ def test_a_full_queue_is_refused_with_a_time(words: Model) -> None:
 
 
 def test_models(client: TestClient) -> None:
+    assert client.get("/").json() == {"name": "Transduce", "models": ["colours"], "routes": "/openapi.json"}
     (model,) = client.get("/v1/transduce/models").json()["models"]
     assert (model["name"], model["task"], model["source_languages"]) == ("colours", "translation", ["en"])
     assert set(model["capabilities"]) == {"generate", "stream", "embed"}

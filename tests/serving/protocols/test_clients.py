@@ -223,3 +223,22 @@ def test_programs_of_the_guide(url: str, capsys: pytest.CaptureFixture[str]) -> 
     for _, program in guide_blocks("py"):
         exec(compile(program.replace("http://127.0.0.1:8000", url), "guide", "exec"), {})
         assert capsys.readouterr().out == "BLUE RED\n"
+
+
+def test_the_first_five_minutes_of_the_guide_to_serving(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = GUIDE.with_name("serving.md").read_text(encoding="utf-8").partition("## Models")[0]
+    guide = (
+        guide.replace("http://localhost:8000", url).replace("localhost:8000", url).replace("14 March 2021", "red blue")
+    )
+    whole, streamed = re.findall(r"^curl (?:.*\\\n)*.*", guide, re.MULTILINE)
+    best, second = json.loads(send(whole, tmp_path))["results"][0]
+    assert (best["text"], best["alignment"]) == ("BLUE RED", [[0, 1], [1, 0]])
+    assert best["score"] >= second["score"]
+    assert len(best["token_scores"]) == 3
+    events = [json.loads(line.removeprefix("data: ")) for line in send(streamed, tmp_path).splitlines() if line]
+    assert "".join(one["text"] for one in events) == events[-1]["output"]["text"] == "BLUE RED"
+    (program,) = re.findall(r"^```py\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    exec(compile(program.replace('model="demo"', 'model="colours"'), "guide", "exec"), {})
+    assert capsys.readouterr().out == "BLUE RED\n"
