@@ -61,6 +61,14 @@ def test_scripts_and_missing_files(tmp_path: Path) -> None:
     assert (found.source, [*found.problems]) == (None, ["missing file"])
 
 
+def test_the_command_says_that_training_stops_at_unreadable_lines(tmp_path: Path, command: Command) -> None:
+    path = write(tmp_path / "a.tsv", [*CLEAN, "no tab", "no tab either"])
+    called = command("inspect", path)
+    assert "stops at the 2 lines that cannot be read" in " ".join(called.out.split())
+    assert command("train", path, "--plan").code == 2
+    assert "cannot be read" not in command("inspect", write(tmp_path / "b.tsv", CLEAN)).out
+
+
 def test_the_command_prints_and_writes_what_was_found(tmp_path: Path, command: Command) -> None:
     path = write(tmp_path / "a.tsv", [*CLEAN, *SUSPICIOUS.values(), "<b>&amp;\t<script>"])
     outputs = ("--json", tmp_path / "a.json", "--png", tmp_path / "a.png", "--html", tmp_path / "a.html")

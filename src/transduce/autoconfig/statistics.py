@@ -156,6 +156,7 @@ class Problem:
 
     count: int = 0
     places: list[Place] = field(default_factory=list)
+    unreadable: bool = False  # training stops at such a line, unless `data.invalid` says drop
 
     def add(self, place: Place) -> None:
         self.count += 1
@@ -226,7 +227,7 @@ class _Unreadable(DropCounter):
 
     def drop(self, reason: str, file: str, line: int) -> None:
         super().drop(reason, file, line)
-        self.problems.setdefault(reason, Problem()).add(Place(file, line))
+        self.problems.setdefault(reason, Problem(unreadable=True)).add(Place(file, line))
 
 
 def _inspect_set(corpora: Corpora) -> SetInspection:

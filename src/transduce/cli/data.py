@@ -372,8 +372,13 @@ def show_inspection(found: Inspection, console: Console) -> None:
         for kind, problem in one.problems.items():
             console.print(f"{name}, {kind}: {problem.count:,}", style="yellow", highlight=False)
             for place in problem.places[:3]:
-                text = f"    {place.file}:{place.line}  {place.text!r}"
+                text = f"    {place.file}:{place.line}" + (f"  {place.text!r}" if place.text else "")
                 console.print(text, style="dim", highlight=False, markup=False, soft_wrap=True)
+    problems = [problem for one in found.sets.values() for problem in one.problems.values()]
+    unreadable = sum(problem.count for problem in problems if problem.unreadable)
+    if unreadable:
+        text = f"`transduce train` stops at the {unreadable:,} lines that cannot be read, and says why; "
+        console.print(f"{text}data.invalid=drop drops and counts them", style="yellow", highlight=False)
 
 
 _HEADINGS = ("set", "examples", "side", "median", "longest", "scripts", "suspicious lines")
