@@ -26,10 +26,11 @@ ROOMS = (
     "synthetic/",
 )
 # Registries of names, recipes of tasks, rows of the scoreboard, commands with their examples, models of other toolkits,
-# the drawings of attention, which are images themselves, and servers, which receive and show files of every modality.
+# the drawings of attention, which are images themselves, servers, which receive and show files of every modality, and
+# the names that columns have in the files of others.
 REGISTRIES = (
     *("modalities/__init__.py", "autoconfig/", "cli/", "interop/", "explain/png.py", "evaluation/scoreboard.py"),
-    *("serving/", "studio/"),
+    *("serving/", "studio/", "data/readers/delimited.py"),
 )
 WORDS = re.compile(r"(?<![a-z])(image|photo|photograph|audio|sound|speech|video|film|waveform|spectrogram)s?(?![a-z])")
 

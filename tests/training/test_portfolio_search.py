@@ -52,10 +52,10 @@ def test_the_time_of_a_search_counts_every_training(pairs: Path):
     limited = recipe(pairs, minutes=2.0)
     trials: list[float] = []
     successive_halving(portfolio(resolve(limited)), lambda one, share: trials.append(share) or 0.0, SHARES)
-    said = time_of_trainings(limited, 3, search=True)
-    assert said is not None
-    assert said.startswith(f"{len(trials)} short trainings and 4 in full, of at most 2 minutes")
-    assert said.endswith(f"at most {2 * (sum(trials) + 4):.0f} minutes in all")
+    text = time_of_trainings(limited, 3, search=True)
+    assert text is not None
+    assert text.startswith(f"{len(trials)} short trainings and 4 in full, of at most 2 minutes")
+    assert text.endswith(f"at most {2 * (sum(trials) + 4):.0f} minutes in all")
     assert (
         time_of_trainings(limited, 3, search=False)
         == "3 trainings, of at most 2 minutes each: at most 6 minutes in all"
@@ -202,9 +202,9 @@ def test_finished_trials_are_used_again_and_the_ensemble_is_the_run(pairs, start
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("best", "chosen", "said"), [("normal", "normal", "the normal recipe alone"), ("2", "members/2", "member 2 alone")]
+    ("best", "chosen", "text"), [("normal", "normal", "the normal recipe alone"), ("2", "members/2", "member 2 alone")]
 )
-def test_a_better_single_model_becomes_the_run(pairs, started, best, chosen, said, monkeypatch, tmp_path):
+def test_a_better_single_model_becomes_the_run(pairs, started, best, chosen, text, monkeypatch, tmp_path):
     """The run is never worse on the development set than the recipe as it was."""
     started.append("not interrupted")
     values = {"dropout_0_1_0_25": 1.0, best: -1.0, "others": 1e9}
@@ -213,7 +213,7 @@ def test_a_better_single_model_becomes_the_run(pairs, started, best, chosen, sai
     assert found.run.members() == [tmp_path / "best" / chosen]
     with (console := Console(width=200)).capture() as shown:
         show_ensemble(found, console)
-    assert f"the run is {said}, which is better on the development set than the ensemble" in shown.get()
+    assert f"the run is {text}, which is better on the development set than the ensemble" in shown.get()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from transduce.attention.scores import Bilinear
 from transduce.contracts import AttentionScore, Count, Decoder, Rate
 from transduce.errors import InputError
 from transduce.flow import EOS, Attention, Memory, State, Step, Tree, masked_mean
+from transduce.kernels.linear import uncast_matmul
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.feed_forward import Dropout, dense
 from transduce.layers.recurrent import Cell, LayerState, RecurrentStack
@@ -62,9 +63,8 @@ def beside(rows: Tensor, memory: Tensor) -> Tensor:
 
 def mixture(weights: Tensor, distributions: Tensor) -> Tensor:
     """sum over s of p(s) x(s), R T V, for p(s), R T S, and numbers of each row s, R T S V."""
-    # One matrix product; a sum of exponentials passes R T S V numbers several times. Never in bf16: it is a likelihood.
-    with torch.autocast(weights.device.type, enabled=False):
-        return (weights[:, :, None] @ distributions)[:, :, 0]
+    # One matrix product; a sum of exponentials passes R T S V numbers several times.
+    return uncast_matmul(weights[:, :, None], distributions)[:, :, 0]
 
 
 def log_of(probabilities: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class HardAttentionDecoder(Decoder):
         """log p(y_t), R T V, and the mean readout, R T W, for p(a_t = s), R T S."""
         language, totals, most, readout = self._language_expert(hidden, state)
         expert, projected = state.fixed["expert"], state.fixed["projected"]
-        mixed = beside(weights / totals, expert) @ expert  # B NT V
+        mixed = uncast_matmul(beside(weights / totals, expert), expert)  # B NT V
         logits = log_of(mixed).view_as(language) + language - most
         values = beside(weights.to(readout), projected) @ projected
         return logits, readout + values.view_as(readout)
@@ -230,7 +230,7 @@ class HardAttentionDecoder(Decoder):
         language = precise(self.emission(readout))
         relative, most = exp_shifted(language)
         expert = state.fixed["expert"]
-        totals = (beside(relative, expert) @ expert.mT).view(*hidden.shape[:2], -1)
+        totals = uncast_matmul(beside(relative, expert), expert.mT).view(*hidden.shape[:2], -1)
         return language, totals.clamp(min=torch.finfo(totals.dtype).tiny), most, readout
 
     def _prior(self, tokens: Tensor, scores: Tensor, emissions: Tensor, state: State) -> Tensor:

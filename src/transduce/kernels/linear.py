@@ -135,6 +135,12 @@ def plain(x: Tensor) -> Tensor:
     return x.as_subclass(Tensor) if isinstance(x, LinearOutput) else x
 
 
+def uncast_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in the precision of the two, also under autocast: likelihoods are no sums in bf16."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
+
+
 class _BiasGrad(torch.autograd.Function):
     """The identity, whose backward pass sums the rows of the gradient for the biases."""
 

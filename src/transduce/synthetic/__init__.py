@@ -106,6 +106,12 @@ SYNTHETIC: dict[str, SyntheticDataset] = {
         writes_files=True,
         salt="tones",
     ),
+    "melodies": SyntheticDataset(
+        "recordings of three notes -> rising, falling, peak or valley",
+        "classify-audio",
+        media.generate_melodies,
+        writes_files=True,
+    ),
     "moving-shapes": SyntheticDataset(
         "videos of a moving shape -> a caption",
         "caption-videos",

@@ -1,11 +1,11 @@
-"""Images and videos of coloured shapes, and recordings of sung digits."""
+"""Images and videos of coloured shapes, and recordings of sung digits and of melodies."""
 
 from __future__ import annotations
 
 import io
 import random
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, permutations, product
 from typing import Any
@@ -42,6 +42,8 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 PITCHES = (360.0, 540.0, 810.0, 1215.0, 1822.5)  # hertz, a fifth apart
 CHORDS = dict(zip(WORDS, combinations(PITCHES, 2), strict=True))
 MAX_WORDS = 4
+NOTES = tuple(round(220 * 2 ** (step / 6), 1) for step in range(13))  # hertz, two octaves of whole tones
+CONTOURS = {"rising": (0, 1, 2), "falling": (2, 1, 0), "peak": (0, 2, 1), "valley": (2, 0, 1)}
 
 
 @dataclass(frozen=True)
@@ -307,20 +309,30 @@ def generate_sung_digits(rng: random.Random, held_out: bool) -> Iterator[FileExa
     while True:
         words = rng.choices(WORDS, k=rng.randint(1 + held_out, MAX_WORDS))
         if any(is_held_out(" ".join(pair)) for pair in pairwise(words)) == held_out:
-            content, spans = record(words, rng)
+            content, spans = record([CHORDS[word] for word in words], rng)
             yield FileExample("", " ".join(words), {"wav": content}, {"spans": spans})
 
 
-def record(words: list[str], rng: random.Random) -> tuple[bytes, list[tuple[float, float]]]:
-    """A WAV file, and the time span of each word in seconds."""
+def generate_melodies(rng: random.Random, held_out: bool) -> Iterator[FileExample]:
+    """Three notes, whose contour is the label. Some sets of notes are held out. The truth is the notes in hertz."""
+    while True:
+        label, notes = rng.choice(list(CONTOURS)), sorted(rng.sample(NOTES, 3))
+        if is_held_out(" ".join(map(str, notes))) == held_out:
+            melody = [notes[number] for number in CONTOURS[label]]
+            content, _ = record([(note,) for note in melody], rng)
+            yield FileExample("", label, {"wav": content}, {"notes": melody})
+
+
+def record(chords: Sequence[tuple[float, ...]], rng: random.Random) -> tuple[bytes, list[tuple[float, float]]]:
+    """A WAV file of chords, each of these pitches in hertz, and the time span of each in seconds."""
     parts, spans, now = [], [], 0
-    for word in [*words, ""]:
+    for chord in [*chords, ()]:
         gap = np.zeros(int(RATE * rng.uniform(0.04, 0.12)))
-        sung = sing(word, rng) if word else np.zeros(0)
+        sung = sing(chord, rng) if chord else np.zeros(0)
         begin = now + len(gap)
         now = begin + len(sung)
         parts += [gap, sung]
-        spans += [(round(begin / RATE, 4), round(now / RATE, 4))] if word else []
+        spans += [(round(begin / RATE, 4), round(now / RATE, 4))] if chord else []
     samples = np.concatenate(parts)
     noise = np.random.default_rng(rng.getrandbits(32)).normal(size=len(samples))
     stream = io.BytesIO()
@@ -332,10 +344,10 @@ def record(words: list[str], rng: random.Random) -> tuple[bytes, list[tuple[floa
     return stream.getvalue(), spans
 
 
-def sing(word: str, rng: random.Random) -> np.ndarray:
-    """The waveform of one word, with random pitch, tempo and volume."""
+def sing(chord: tuple[float, ...], rng: random.Random) -> np.ndarray:
+    """The waveform of a chord, with random pitch, tempo and volume."""
     pitch, volume = rng.uniform(0.95, 1.05), rng.uniform(0.1, 0.25)
     time = np.arange(int(RATE * rng.uniform(0.16, 0.28))) / RATE
     envelope = np.sin(np.pi * np.arange(len(time)) / len(time)) ** 0.5
-    notes = [np.sin(2 * np.pi * (note * pitch * time + rng.random())) for note in CHORDS[word]]
+    notes = [np.sin(2 * np.pi * (note * pitch * time + rng.random())) for note in chord]
     return volume * envelope * np.sum(notes, 0)

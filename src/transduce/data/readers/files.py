@@ -51,7 +51,7 @@ def open_bytes(path: str) -> Iterator[Any]:
     except FileNotFoundError:
         raise InputError("no such file", where=path) from None
     except IsADirectoryError:
-        remedy = "give a file in it; --task classify-images, caption or transcribe reads a folder of files"
+        remedy = "give a file in it, or --task: some tasks read a folder (see transduce train --help)"
         raise InputError("a directory, not a file", where=path, remedy=remedy) from None
     except (OSError, ValueError) as error:
         raise InputError(f"cannot be opened: {error}", where=path) from None
