@@ -26,6 +26,7 @@ from transduce.autoconfig.sizes import (
     TimeBudget,
     affordable,
     candidates_for,
+    ensemble_for,
 )
 from transduce.errors import InputError
 from transduce.recipe import Recipe, TrainingRecipe, build, parse
@@ -165,6 +166,23 @@ def test_the_time_and_the_device_decide_the_network() -> None:
     assert TimeBudget("cpu").minutes == CPU_MINUTES
     assert TimeBudget("cuda").minutes is None
     assert TimeBudget("cuda", 3.0).minutes == TimeBudget("cpu", 3.0).minutes == 3.0
+
+
+def test_an_ensemble_is_planned_where_the_time_suffices(tmp_path: Path) -> None:
+    assert ensemble_for(800, TimeBudget("cuda")) is not None
+    few = ensemble_for(800, TimeBudget("cpu"))
+    assert few is not None
+    assert few.members == 5
+    assert ensemble_for(8_000, TimeBudget("cpu")) is None
+    assert ensemble_for(8_000, TimeBudget("cuda")) is not None
+    assert ensemble_for(800, TimeBudget("cpu", 1)) is None
+    assert {ensemble_for(pairs, TimeBudget("cuda")) for pairs in (99, 50_000)} == {None}
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{number:04}\t{number:04}\n" for number in range(200)), encoding="utf-8")
+    assert plan_for(str(path), [], "transliterate").ensemble is not None
+    assert plan_for(str(path), ["training.clip=2.0"], "transliterate").ensemble is not None
+    assert plan_for(str(path), ["model.encoder.width=64"], "transliterate").ensemble is None
+    assert plan_for(str(path), [], "generate").ensemble is None
 
 
 def test_minutes_of_the_command_line_and_of_the_recipe_are_one(tmp_path: Path) -> None:

@@ -124,5 +124,29 @@ def test_train_command(command, small_pairs, tmp_path):
     assert result.code == 0, result.err
     assert "member 2  seed 2  done" in result.out
     assert any(line.startswith("ensemble") for line in result.out.splitlines())
-    refused = command("train", written, "--ensemble", "1", "--run", tmp_path / "other")
+    refused = command("train", written, "--ensemble", "0", "--run", tmp_path / "other")
     assert "at least 2 members" in refused.err
+
+
+def test_few_words_to_pronounce_train_an_ensemble_of_two_kinds_of_networks(command, tmp_path):
+    words = tmp_path / "words.tsv"
+    pairs = [(first + second, f"{first} {second}") for first in "abcdefghij" for second in "klmnopqrstuv"]
+    words.write_text("".join(f"{word}\t{phones}\n" for word, phones in pairs), encoding="utf-8")
+    short = ["training.steps=2", "training.validate_every=2", "evaluation.resamples=2", "--minutes", "10"]
+    planned = command("train", words, "--task", "pronounce", "--plan", "--minutes", "10")
+    assert "ensemble: 5" in planned.out
+    result = command("train", words, "--task", "pronounce", "--run", tmp_path / "run", *short)
+    assert result.code == 0, result.err
+    run = Run(tmp_path / "run")
+    recipes = [Run(member).recipe() for member in run.members()]
+    assert [one.model.decoder["kind"] for one in recipes] == ["hard_attention", "edit_transducer"] * 2 + [
+        "hard_attention"
+    ]
+    assert [one.training.seed for one in recipes] == [1, 2, 3, 4, 5]
+    assert {one.training.minutes for one in recipes} == {2.0}  # a fifth each
+    assert transduce.load(run.folder).explain("ak").attention is not None
+    again = command("train", words, "--task", "pronounce", "--run", tmp_path / "run", *short, "--resume")
+    assert "already a run" not in again.err
+    single = command("train", words, "--task", "pronounce", "--run", tmp_path / "one", *short, "--ensemble", "1")
+    assert single.code == 0, single.err
+    assert Run(tmp_path / "one").recipe().training.minutes == 10

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from transduce.autoconfig.hints import hints
-from transduce.autoconfig.sizes import TimeBudget, separate
+from transduce.autoconfig.sizes import PlannedEnsemble, TimeBudget, ensemble_for, separate
 from transduce.autoconfig.statistics import CorpusStatistics, corpus_statistics
-from transduce.autoconfig.tasks import DATA_SECTIONS, SOURCE_COLUMNS, TASK_RECIPES, inflection_data
+from transduce.autoconfig.tasks import DATA_SECTIONS, MONOTONIC_TASKS, SOURCE_COLUMNS, TASK_RECIPES, inflection_data
 from transduce.data.readers.corpus import Invalid, name_columns, read_corpus
 from transduce.data.readers.files import corpus_format
 from transduce.errors import InputError, nearest
@@ -32,6 +32,7 @@ class Plan:
     reasons: dict[str, str]
     statistics: CorpusStatistics
     budget: TimeBudget
+    ensemble: PlannedEnsemble | None = None  # what the command `train` trains; None: one network
 
     @property
     def text_pairs(self) -> bool:
@@ -95,7 +96,10 @@ def plan_for(source: str, overrides: Sequence[str] = (), task: str = "generate",
         for key, reason in plan.reasons.items()
         if not any(f"{key}.".startswith(f"{one}.") or f"{one}.".startswith(f"{key}.") for one in changed)
     }
-    return Plan(recipe, {**kept, **dict.fromkeys(changed, GIVEN)}, plan.statistics, plan.budget)
+    # The networks of an ensemble are chosen: with a network, tokens or weights that were given there is one.
+    given_network = any(key.startswith(("model.", "tokens.", "init.")) for key in changed)
+    ensemble = None if given_network else plan.ensemble
+    return Plan(recipe, {**kept, **dict.fromkeys(changed, GIVEN)}, plan.statistics, plan.budget, ensemble)
 
 
 def choose(data: dict[str, Any], task: str = "generate", budget: TimeBudget | None = None) -> Plan:
@@ -132,7 +136,8 @@ def choose(data: dict[str, Any], task: str = "generate", budget: TimeBudget | No
         data[key] = merged
     if table:
         reasons["data.sources"] = table
-    return Plan(parse({"data": data, **chosen}), reasons, statistics, budget)
+    ensemble = ensemble_for(statistics.pairs, budget) if task in MONOTONIC_TASKS else None
+    return Plan(parse({"data": data, **chosen}), reasons, statistics, budget, ensemble)
 
 
 def _saved_splits(train: Any) -> dict[str, str]:

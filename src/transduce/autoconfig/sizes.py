@@ -16,6 +16,8 @@ MORE_UPDATES = 3  # limit of the updates as a multiple of those measured: a curv
 FEW_PAIRS, SMALL, LARGE = 100, 3_000, 50_000  # pairs
 MANY_ACCENTS = 20  # different accented letters
 GRID = "benchmarks/results/autoconfig.jsonl"
+MEMBERS, FEWEST_MEMBERS = 5, 3  # of an ensemble that is trained without being asked for
+MEMBER_SHARE = 1 / 2  # of the expected updates: members are stopped while one network alone still improves a little
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,18 @@ class MeasuredNetwork:
         return self.reason if self.measured else f"{self.reason} (not measured)"
 
 
+@dataclass(frozen=True)
+class PlannedEnsemble:
+    """Networks that are trained with different seeds and generate as one, and the reason for it.
+
+    `networks` are names in the portfolio of `--effort best`, of the members in turn.
+    """
+
+    members: int
+    networks: tuple[str, ...]
+    reason: str
+
+
 def affordable(candidates: Sequence[MeasuredNetwork], budget: TimeBudget) -> MeasuredNetwork:
     """The first candidate that the time allows, for the best ones come first; else the last, which is the fastest."""
     if budget.minutes is None:
@@ -124,6 +138,8 @@ def _edit_transducer() -> dict[str, Any]:
     }
 
 
+# Of an ensemble: hard monotonic attention, which is the first choice, and the edit transducer.
+NETWORKS = ("normal", "edit transducer")
 TINY = MeasuredNetwork(
     _recurrent("gru", 64, 1, 0.3),
     300,
@@ -320,6 +336,22 @@ def candidates_for(pairs: int, sentences: bool, monotonic: bool = False) -> tupl
     letters = MONOTONIC if monotonic else LETTERS
     table, rest = (SENTENCES, MANY_SENTENCES) if sentences else (letters, MANY_LETTERS)
     return next((rows for most, rows in table.items() if pairs < most), rest)
+
+
+def ensemble_for(pairs: int, budget: TimeBudget) -> PlannedEnsemble | None:
+    """The ensemble for so many pairs of a monotonic task, if the time suffices for at least three members.
+
+    Small networks, which differ by several points between seeds, err in different places.
+    """
+    if not FEW_PAIRS <= pairs < LARGE:
+        return None
+    best = candidates_for(pairs, sentences=False, monotonic=True)[0]
+    members = MEMBERS
+    if budget.minutes is not None:
+        members = min(MEMBERS, int(budget.minutes / (MEMBER_SHARE * best.minutes(budget.speed))))
+    if members < FEWEST_MEMBERS:
+        return None
+    return PlannedEnsemble(members, NETWORKS, f"{members} small networks of two kinds err in different places")
 
 
 def tokens_for(statistics: CorpusStatistics) -> dict[str, Any]:

@@ -450,6 +450,7 @@ def _language(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any
     }
 
 
+MONOTONIC_TASKS = ("pronounce", "transliterate")  # the output follows the order of the input
 TASK_RECIPES: dict[str, TaskRecipe] = {
     "generate": _generate,
     **PAIRS,

@@ -58,8 +58,13 @@ def show_plan(plan: Plan, seconds: float | None, console: Console) -> None:
             value = value[name]
         shown = yaml.safe_dump(value, default_flow_style=True, width=1000).splitlines()[0]
         console.print(f"{key}: {shown}\n    {reason}", highlight=False, markup=False, soft_wrap=True)
+    if plan.ensemble is not None:
+        console.print(
+            f"ensemble: {plan.ensemble.members}\n    {plan.ensemble.reason}; they share the time", highlight=False
+        )
     if seconds is not None:
-        console.print(f"\n{_expected_time(seconds, training)}", highlight=False)
+        one = "" if plan.ensemble is None else "for each model: "
+        console.print(f"\n{one}{_expected_time(seconds, training)}", highlight=False)
     console.print()
     show_recipe(plan.recipe, console)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from transduce.autoconfig import Plan
+    from transduce.autoconfig.sizes import PlannedEnsemble
     from transduce.flow import Example
     from transduce.recipe import Recipe
 
@@ -57,7 +59,11 @@ def train(
     ] = "normal",
     ensemble: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Train N models with different seeds, which generate together as one."),
+        typer.Option(
+            metavar="N",
+            help="Train N models with different seeds, which generate together as one. [default: 1; for few words of "
+            "--task pronounce or transliterate what --plan says]",
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run from its last checkpoint, with its own recipe.")
@@ -74,7 +80,7 @@ def train(
         float | None,
         typer.Option(
             help="Time for training: network, updates and schedule are fitted to it. With --ensemble or --effort best: "
-            "for each network. [default: 10 on a CPU]"
+            "for each network. [default: 10 on a CPU, in all where an ensemble is chosen]"
         ),
     ] = None,
     plan: Annotated[
@@ -132,11 +138,11 @@ def train(
     - draw: text, image tokens (see `transduce encode-images`)
     """
     with imports_without_collection():
-        from transduce.autoconfig import continued_recipe, plan_for, recipe_for
+        from transduce.autoconfig import continued_recipe, plan_for
         from transduce.cli.display import show_plan, show_recipe
         from transduce.recipe.registry import check_user_code
         from transduce.run import Run
-        from transduce.training.ensemble_run import time_of_trainings, with_effort
+        from transduce.training.ensemble_run import NORMAL, sharing_time, time_of_trainings, with_effort
 
     console = open_console(quiet)
     source, settings = _with_second_file(source, settings or [])
@@ -155,20 +161,39 @@ def train(
     name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
     folder = run or Path("runs") / name
     recipe = continued_recipe(Run(folder), source, settings, minutes) if resume else None
+    planned = None
     if recipe is None:
         given = settings if minutes is None else [*settings, f"training.minutes={minutes}"]
-        recipe = with_effort(recipe_for(source, settings, task, minutes), effort, given)
+        recipe, planned = _recipe_and_ensemble(source, settings, task, minutes)
+        recipe = with_effort(recipe, effort, given)
     check_user_code(recipe, source, trusted=trust_user_code, overrides=settings)
+    networks: Sequence[str] = (NORMAL,)
+    if planned is not None and ensemble is None and effort == NORMAL and "WORLD_SIZE" not in os.environ:
+        ensemble, networks = planned.members, planned.networks
+        recipe = sharing_time(recipe, ensemble)
+        console.print(f"{planned.reason} (--ensemble 1 trains one)", highlight=False)
     if Path(source).suffix not in (".yaml", ".yml") and os.environ.get("RANK", "0") == "0":
         show_recipe(recipe, console)
-    if effort == "best" or ensemble is not None:
+    if effort == "best" or (ensemble is not None and ensemble != 1):
         members = MEMBERS if ensemble is None else ensemble
         time = time_of_trainings(recipe, members, search=effort == "best")
         if time and members > 1:  # fewer are refused
             console.print(time, highlight=False)
-        _train_ensemble(recipe, folder, members, effort, resume, allow_change or [], console)
+        _train_ensemble(recipe, folder, members, effort, networks, resume, allow_change or [], console)
     else:
         _train(recipe, folder, resume, allow_change or [], console)
+
+
+def _recipe_and_ensemble(
+    source: str, settings: Sequence[str], task: str, minutes: float | None
+) -> tuple[Recipe, PlannedEnsemble | None]:
+    """The recipe of a file, which is for one network, or what is chosen for data."""
+    from transduce.autoconfig import plan_for, recipe_for
+
+    if Path(source).suffix in (".yaml", ".yml"):
+        return recipe_for(source, settings, task, minutes), None
+    plan = plan_for(source, settings, task, minutes)
+    return plan.recipe, plan.ensemble
 
 
 def _seconds_per_update(plan: Plan) -> float | None:
@@ -227,7 +252,14 @@ def _train(recipe: Recipe, run: Path, resume: bool, allow_changes: list[str], co
 
 
 def _train_ensemble(
-    recipe: Recipe, run: Path, members: int, effort: str, resume: bool, allow_changes: list[str], console: Console
+    recipe: Recipe,
+    run: Path,
+    members: int,
+    effort: str,
+    networks: Sequence[str],
+    resume: bool,
+    allow_changes: list[str],
+    console: Console,
 ) -> None:
     """Trains an ensemble, after a search for its recipe with the effort `best`. Raises `typer.Exit` after a signal."""
     from transduce.cli.display import show_ensemble
@@ -235,7 +267,7 @@ def _train_ensemble(
     from transduce.training.ensemble_run import train_best, train_ensemble
 
     keep_freed_memory()
-    train_members = train_best if effort == "best" else train_ensemble
+    train_members = train_best if effort == "best" else partial(train_ensemble, networks=networks)
     trained = train_members(recipe, run, members, resume=resume, allow_changes=allow_changes, console=console)
     show_ensemble(trained, console)
     if trained.model is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from transduce.parsing import read_json
 from transduce.recipe import Recipe, load, parse
 from transduce.run import Run
 from transduce.storage import make_folder, replace_file
-from transduce.training.ensemble_run import portfolio
+from transduce.training.ensemble_run import NORMAL, portfolio
 from transduce.training.experiment import train
 from transduce.training.report import read_log
 from transduce.transfer.synthetic_pairs import student_recipe
@@ -71,7 +72,7 @@ class Reproduction:
 
     def row_recipe(self, part: str, seed: int, name: str) -> Recipe:
         """The recipe of this name for the data, with the settings and metrics of the row."""
-        place = self.runs / self._member / "data" / part
+        place = self.runs / self._shared / "data" / part
         files = self.row.prepare(self.data, place, part)
         settings = [setting.replace("{data}", str(self.data.absolute())) for setting in self.row.settings]
         kind, _, task = name.partition(" ")
@@ -91,9 +92,9 @@ class Reproduction:
         return _changed(recipe, changes)
 
     @property
-    def _member(self) -> str:
+    def _shared(self) -> str:
         """The folder of the runs: an ensemble shares the members of the row that it is an ensemble of."""
-        return self.name.removesuffix("-ensemble")
+        return self.row.shares or self.name
 
     def members(self, seed: int) -> list[int]:
         """The seeds of the models of one output."""
@@ -107,7 +108,9 @@ class Reproduction:
         return path
 
     def run_folder(self, part: str, seed: int) -> Path:
-        return self.runs / self._member / ("quick" if self.quick else "full") / part / f"seed-{seed}"
+        name = re.sub(r"[^a-z0-9]+", "-", self.network(seed).removesuffix(".yaml"))
+        network = "" if name in ("", NORMAL) else f"{name}-"
+        return self.runs / self._shared / ("quick" if self.quick else "full") / part / f"{network}seed-{seed}"
 
 
 def _changed(recipe: Recipe, changes: Mapping[str, Mapping[str, Any]]) -> Recipe:

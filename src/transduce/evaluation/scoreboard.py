@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from transduce.autoconfig.sizes import MEMBERS, NETWORKS
 from transduce.errors import InputError, nearest
 from transduce.storage import make_folder, replace_file
 
@@ -50,6 +51,7 @@ class Row:
     kind_column: str = ""  # extra column with the kind of each test example, for scores by kind
     ensemble: int = 1  # models of one output
     networks: tuple[str, ...] = ()  # of the members in turn: recipes, or names from the portfolio of `--effort best`
+    shares: str = ""  # the row whose trainings it shares, as an ensemble of its models
     teacher: str = ""  # the row whose models are distilled into one
     parameters: int | None = None  # no more than the published system has
     remark: str = ""
@@ -199,10 +201,14 @@ MIXED = ("normal", "edit transducer", "lstm 256 x 2", "transformer 256 x 4, rota
 def _pronunciation(
     size: str, languages: tuple[str, ...], baseline: float, ensemble: int = 1, networks: tuple[str, ...] = ()
 ) -> Row:
-    """The recipe that is chosen without any option, several models of it, or models of several networks."""
-    words, models = {"low": "800", "medium": "8,000"}[size], f", {ensemble} models" if ensemble > 1 else ""
+    """One model of the recipe that is chosen, the ensemble that is chosen, or models of several networks."""
+    words, models = {"low": "800", "medium": "8,000"}[size], f", {ensemble} models" if ensemble > 1 else ", one model"
     models += f" of {len(networks)} networks" if networks else ""
-    chosen = "The recipe is the one that is chosen without any option."
+    remark = {
+        (): "The network that is chosen without any option, with `--ensemble 1`.",
+        NETWORKS: "What is chosen without any option.",
+        MIXED: "Networks that `--effort best` compares, each trained in full.",
+    }[networks]
     return Row(
         f"SIGMORPHON 2021 pronunciation, {len(languages)} languages, {words} words{models}",
         "SIGMORPHON 2021 task 1, CC BY-SA",
@@ -213,7 +219,8 @@ def _pronunciation(
         parts=languages,
         ensemble=ensemble,
         networks=networks,
-        remark="Networks that `--effort best` compares, each trained in full." if networks else chosen,
+        shares=f"g2p2021-{size}",
+        remark=remark,
     )
 
 
@@ -231,6 +238,7 @@ def _inflection(size: str, baseline: float, best: float, ensemble: int = 1) -> R
         ),
         parts=("hebrew", "hungarian", "russian", "spanish"),
         ensemble=ensemble,
+        shares=f"inflection2017-{size}",
         remark="The recipe is the one that is chosen without any option. Mean of four languages; the published figures "
         "are means of 52, so they are a mark, not a comparison.",
     )
@@ -311,6 +319,7 @@ ROWS: dict[str, Row] = {
         ("ser", "per"),
         (Published("attention, five models", {"ser": 20.2, "per": 4.69}, MEMORY),),
         ensemble=5,
+        shares="cmudict",
     ),
     "cmudict-mixed": Row(
         "CMUdict, five models of three networks",
@@ -347,12 +356,12 @@ ROWS: dict[str, Row] = {
         (Published("LSTM without attention", {"ser": 28.6, "per": 7.63}, MEMORY),),
     ),
     "g2p2021-low": _pronunciation("low", LOW, 26.0),  # ice 12, ita 19, khm 34, lav 55, mlt 19, rum 10, slv 49, wel 10
-    "g2p2021-low-ensemble": _pronunciation("low", LOW, 26.0, ensemble=5),
-    "g2p2021-low-mixed": _pronunciation("low", LOW, 26.0, ensemble=8, networks=MIXED),
+    "g2p2021-low-ensemble": _pronunciation("low", LOW, 26.0, MEMBERS, NETWORKS),
+    "g2p2021-low-mixed": _pronunciation("low", LOW, 26.0, 8, MIXED),
     # arm_e 7.0, bul 18.3, geo 0.0, hbs_latn 32.1, jpn_hira 5.2, vie_hanoi 2.5
     "g2p2021-medium": _pronunciation("medium", MEDIUM, 10.85),
-    "g2p2021-medium-ensemble": _pronunciation("medium", MEDIUM, 10.85, ensemble=5),
-    "g2p2021-medium-mixed": _pronunciation("medium", MEDIUM, 10.85, ensemble=4, networks=MIXED),
+    "g2p2021-medium-ensemble": _pronunciation("medium", MEDIUM, 10.85, MEMBERS, NETWORKS),
+    "g2p2021-medium-mixed": _pronunciation("medium", MEDIUM, 10.85, 4, MIXED),
     "inflection2017-low": _inflection("low", 37.9, 50.6),
     "inflection2017-low-ensemble": _inflection("low", 37.9, 50.6, ensemble=3),
     "inflection2017-medium": _inflection("medium", 64.7, 82.8),

@@ -63,6 +63,16 @@ def _is(key: str, name: str) -> bool:
     return f"{key}.".startswith(f"{name}.")
 
 
+def sharing_time(recipe: Recipe, members: int) -> Recipe:
+    """The recipe of each of several networks, which share the time of one."""
+    minutes = recipe.training.minutes
+    if minutes is None:
+        return recipe
+    return recipe.model_copy(
+        update={"training": recipe.training.model_copy(update={"minutes": round(minutes / members, 2)})}
+    )
+
+
 def time_of_trainings(recipe: Recipe, members: int, *, search: bool) -> str | None:
     """How many trainings an ensemble or a search has, and how long they take at most; None: there is no limit."""
     minutes = recipe.training.minutes
@@ -163,23 +173,28 @@ def train_ensemble(
     folder: str | Path,
     members: int,
     *,
+    networks: Sequence[str] = (NORMAL,),
     resume: bool = False,
     allow_changes: Sequence[str] = (),
     console: Console | None = None,
 ) -> EnsembleResult:
     """Trains members with consecutive seeds in `folder/members/N`, and evaluates them as one model.
 
-    All have the development set of the first. With `resume`, finished members are kept, and one that was interrupted
-    continues. Afterwards the folder is loaded as an ensemble.
+    They take turns among the `networks`, which are names in the portfolio of the recipe. All have the development set
+    of the first. With `resume`, finished members are kept, and one that was interrupted continues. Afterwards the
+    folder is loaded as an ensemble.
     """
     run, requested = Run(Path(folder)), resolve(recipe)
     check_folder(run, members, resume)
-    recipes = [with_seed(requested, requested.training.seed + number) for number in range(members)]
+    known = {one.name: one.recipe for one in portfolio(requested)}
+    turns = [networks[number % len(networks)] for number in range(members)]
+    recipes = [with_seed(known[name], requested.training.seed + number) for number, name in enumerate(turns)]
     with lock_run(run.folder, Processes()), TrainingTable(console or Console(quiet=True)) as table:
         folders = [run.folder / "members" / str(number) for number in range(1, members + 1)]
         found: dict[str, dict[str, float]] = {}
-        for one, own in zip(recipes, folders, strict=True):
-            row = table.row(f"member {own.name}", f"seed {one.training.seed}")
+        for one, own, name in zip(recipes, folders, turns, strict=True):
+            network = "" if name == NORMAL else f"{name}, "
+            row = table.row(f"member {own.name}", f"{network}seed {one.training.seed}")
             outcome = train_once(one, own, row, allow_changes)
             if outcome is not None and outcome.reason == "interrupted":
                 return EnsembleResult(run, None, found, {}, outcome.signal)

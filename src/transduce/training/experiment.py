@@ -52,6 +52,7 @@ from transduce.training.resolve import (
 from transduce.training.resume import Provenance
 
 EXAMPLES_SHOWN = 5
+VALIDATION_TOKENS = 16_384  # of the sources that a validation searches at once: a step takes a GPU as long for fewer
 
 
 def lower_is_better(recipe: Recipe) -> frozenset[str]:
@@ -363,10 +364,11 @@ def validation(model: Model, data: PreparedData) -> Callable[[nn.Module], dict[s
     metrics = [find_metric(name) for name in settings.evaluation.metrics]
     # An embedding model has no likelihood: its validation loss is its training objective.
     objective = settings.training.objective if gives_vectors(settings.model) else None
+    together = max(settings.generation.batch_tokens, VALIDATION_TOKENS)
 
     def validate(network: nn.Module) -> dict[str, float]:
         scores = {"loss": development_loss(network, data.dev_batches(settings), objective)}
-        output = predict(model, held_out, settings.evaluation.metrics, strategy="greedy")
+        output = predict(model, held_out, settings.evaluation.metrics, strategy="greedy", batch_tokens=together)
         references = [line.references for line in held_out]
         for metric in metrics:
             statistics = line_statistics(metric, output, references)
