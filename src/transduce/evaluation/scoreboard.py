@@ -363,9 +363,11 @@ ROWS: dict[str, Row] = {
     "g2p2021-medium-ensemble": _pronunciation("medium", MEDIUM, 10.85, MEMBERS, NETWORKS),
     "g2p2021-medium-mixed": _pronunciation("medium", MEDIUM, 10.85, 4, MIXED),
     "inflection2017-low": _inflection("low", 37.9, 50.6),
-    "inflection2017-low-ensemble": _inflection("low", 37.9, 50.6, ensemble=3),
+    "inflection2017-low-ensemble": _inflection("low", 37.9, 50.6, ensemble=5),
     "inflection2017-medium": _inflection("medium", 64.7, 82.8),
+    "inflection2017-medium-ensemble": _inflection("medium", 64.7, 82.8, ensemble=5),
     "inflection2017-high": _inflection("high", 77.8, 95.3),
+    "inflection2017-high-ensemble": _inflection("high", 77.8, 95.3, ensemble=3),
     "scan-simple": Row(
         "SCAN, simple split",
         SCAN,
