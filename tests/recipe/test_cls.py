@@ -1,4 +1,4 @@
-"""<cls> before the texts of an encoder with a head."""
+"""<cls> before the texts that an encoder reads."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from transduce.recipe.build import complete_recipe
 from transduce.training.experiment import train
 
 PART = {"kind": "transformer", "width": 8, "layers": 1, "heads": 2, "ff_width": 8}
+BOTH = {"source": {"cls": True}, "target": {"cls": True}, "shared": True}
 SHORT = {"steps": 2, "validate_every": 2, "batch_tokens": 200, "checkpoint_every": 2}
 
 
@@ -66,10 +67,26 @@ def test_both_sides_of_an_embedder_have_cls(tmp_path):
     assert all((one.values[:, 0] == BOS).all() and EOS in one.values for one in seen)
 
 
+def test_sources_of_a_decoder_begin_with_cls(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("".join(f"a {n}\tb {n}\n" for n in range(12)))
+    wanted = recipe(str(tmp_path / "pairs.tsv"), cls=True)
+    wanted["tokens"]["target"] = {"kind": "words"}
+    wanted["model"] = {"encoder": PART, "decoder": PART}
+    wanted["evaluation"] = {"metrics": ["exact"]}
+    model = train(wanted, tmp_path / "run").model
+    seen = []
+    model.network.encoder.register_forward_pre_hook(lambda part, given: seen.append(given[0].source.values))
+    (output,) = model.generate(["a 1"], strategy="greedy")
+    assert all((ids[:, 0] == BOS).all() for ids in seen)
+    assert len(seen) > 0
+    assert BOS not in model.target.encode(output.text or "b 1").ids
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokens": {"source": {"cls": True}}, "model": {"encoder": PART, "decoder": PART}}, "encoder with a head"),
+        ({"tokens": {"target": {"cls": True}}, "model": {"encoder": PART, "decoder": PART}}, "that an encoder reads"),
+        ({"tokens": BOTH, "model": {"encoder": PART, "decoder": PART}}, "a vocabulary of their own"),
         ({"tokens": {"target": {"kind": "labels", "cls": True}}}, "not for `kind: labels`"),
     ],
 )

@@ -68,11 +68,18 @@ def check_shape(recipe: Recipe, where: str) -> None:
         _check_two_vocabularies(recipe, where)
     if recipe.data.format == "text":
         _check_text(recipe, where)
-    both_read = gives_vectors(model) and recipe.data.noise is None  # by the encoder
-    for side, allowed in (("source", model.head is not None and recipe.data.noise is None), ("target", both_read)):
-        if getattr(recipe.tokens, side).cls and not allowed:
+    _check_cls(recipe, where)
+
+
+def _check_cls(recipe: Recipe, where: str) -> None:
+    """<cls> begins texts that an encoder reads, and none that a decoder generates."""
+    model, tokens = recipe.model, recipe.tokens
+    generated = model.decoder is not None and tokens.shared
+    read = model.encoder is not None and recipe.data.noise is None and not generated
+    for side, allowed in (("source", read), ("target", read and gives_vectors(model))):
+        if getattr(tokens, side).cls and not allowed:
             raise InputError(
-                "<cls> begins the texts that an encoder with a head reads",
+                "<cls> begins the texts that an encoder reads, with a vocabulary of their own beside a decoder",
                 where=where.replace(": model", f": tokens.{side}.cls"),
                 remedy=f"leave tokens.{side}.cls out",
             )
