@@ -22,16 +22,19 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from transduce.errors import InputError
 from transduce.flow import Batch
+from transduce.kernels.linear import cast_weights, castable_layers
 from transduce.layers.transformer import TransformerLayer
 from transduce.objectives import Objective
 from transduce.storage import WriteError, sync
 from transduce.training.distributed import gathered, local_part
 
+LAST_EVENTS = "_last_post_reduce_events"
 BY_LAYER_FROM = 2**27  # parameters: half a gigabyte of gathered weights
 
 
@@ -39,16 +42,17 @@ class TrainingLoss(nn.Module):
     """The loss of a model on a batch, as the root module of FSDP.
 
     FSDP gathers weights before `forward` of a module. An objective may call any method of the model, therefore the
-    root is not the model but what calls the objective.
+    root is not the model but what calls the objective. The weights of `cast_layers` are gathered with the root.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, cast_layers: Sequence[nn.Linear] = ()) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.cast_layers = model, cast_layers
 
     def forward(self, objective: Objective, batch: Batch, factor: Tensor) -> tuple[Tensor, Tensor]:
         """The loss times the factor; the loss and its parts without their graph."""
-        loss = objective(self.model, batch)
+        with cast_weights(self.cast_layers):
+            loss = objective(self.model, batch)
         parts = [loss.total, *(loss.parts[name] for name in objective.parts)]
         return loss.total * factor, torch.stack([part.detach() for part in parts])
 
@@ -122,6 +126,17 @@ def _separate_layers(model: nn.Module) -> list[TransformerLayer]:
     return [layer for layer in layers if all(names[id(parameter)] == 1 for parameter in layer.parameters())]
 
 
+def _discard(group: Any) -> None:
+    """Brings a group of parameters of FSDP to its state between two passes."""
+    group._all_gather_result = group._post_reduce_event = group._all_reduce_state = None
+    group._post_forward_indices.clear()
+    group._training_state = TrainingState.IDLE
+    for parameter in group.fsdp_params:
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None
+    group._to_sharded()
+
+
 class ShardedModel:
     """A model whose weights are divided among the processes, and gathered for each pass.
 
@@ -146,7 +161,7 @@ class ShardedModel:
             if layer.cross_attention is not None:
                 self._shard(layer.cross_attention, "keys_values")
             self._shard(layer, "run")
-        self.root = TrainingLoss(model)
+        self.root = TrainingLoss(model, () if by_layer else castable_layers(model))
         self._shard(self.root)
 
     def _shard(self, module: nn.Module, *methods: str) -> None:
@@ -156,7 +171,8 @@ class ShardedModel:
         for method in methods:
             register_fsdp_forward_method(module, method)
         # The loss is divided by the number of tokens of the update: gradients are summed, not averaged.
-        module.set_gradient_divide_factor(1.0)
+        if self.mesh.size() > 1:  # else torch would divide by 1, which is a pass over all gradients
+            module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         if hasattr(module, "set_reduce_scatter_unused_params"):  # torch 2.13
             module.set_reduce_scatter_unused_params(True)
@@ -173,6 +189,25 @@ class ShardedModel:
                 remedy="update to torch 2.13, or reduce training.batch_tokens",
             )
         self.root.reset_iter_state()
+
+    def discard_capture(self) -> None:
+        """Forgets a pass whose capture as a CUDA graph failed.
+
+        Unlike `reset`, it waits for nothing: the kernels of the pass never ran, and their events never come.
+        """
+        state: Any = self.root._get_fsdp_state()  # type: ignore[operator]
+        shared, streams = state._state_ctx, state._comm_ctx
+        streams.all_gather_state = None
+        for name, nothing in (("reduce_scatter_state", None), ("reduce_scatter_states", []), (LAST_EVENTS, {})):
+            if hasattr(streams, name):  # torch 2.13 has lists
+                setattr(streams, name, nothing)
+        streams.post_forward_order.clear()
+        for one in shared.all_states:
+            one._training_state = TrainingState.IDLE
+            groups = getattr(one, "_fsdp_param_groups", None) or [one._fsdp_param_group]
+            for group in filter(None, groups):
+                _discard(group)
+        shared.iter_forward_root, shared.post_backward_final_callback_queued = None, False
 
     def begin_pass(self) -> None:
         self.collectives.begin_pass()
