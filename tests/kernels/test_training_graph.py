@@ -220,7 +220,7 @@ def wrapped_graphs(wrapped: ShardedModel) -> TrainingGraphs:
         return sums
 
     wrapped.root.zero_grad()
-    return TrainingGraphs(run, list(wrapped.model.parameters()), local_part, wrapped.discard_capture)
+    return TrainingGraphs(run, list(wrapped.model.parameters()), local_part, wrapped.discard_pass)
 
 
 @pytest.mark.slow

@@ -26,7 +26,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.kernels.linear import cast_weights, castable_layers
 from transduce.layers.transformer import TransformerLayer
@@ -182,19 +181,16 @@ class ShardedModel:
 
     def reset(self) -> None:
         """Discards the gathered weights and what a pass has left unfinished."""
-        assert isinstance(self.root, FSDPModule)
-        if not hasattr(self.root, "reset_iter_state"):
-            raise InputError(
-                f"torch {torch.__version__} cannot continue a pass of training.parallel: fsdp that failed",
-                remedy="update to torch 2.13, or reduce training.batch_tokens",
-            )
-        self.root.reset_iter_state()
+        root: Any = self.root
+        if hasattr(root, "reset_iter_state"):  # torch 2.13
+            root.reset_iter_state()
+            return
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        self.discard_pass()
 
-    def discard_capture(self) -> None:
-        """Forgets a pass whose capture as a CUDA graph failed.
-
-        Unlike `reset`, it waits for nothing: the kernels of the pass never ran, and their events never come.
-        """
+    def discard_pass(self) -> None:
+        """Discards an unfinished pass, and waits for none of its kernels: they have ended or, captured, never run."""
         state: Any = self.root._get_fsdp_state()  # type: ignore[operator]
         shared, streams = state._state_ctx, state._comm_ctx
         streams.all_gather_state = None

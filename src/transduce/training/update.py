@@ -184,7 +184,7 @@ class Update:
     def _training_graphs(self) -> TrainingGraphs:
         if self.sharded is None:
             return TrainingGraphs(self._forward_backward, self.parameters)
-        return TrainingGraphs(self._forward_backward, self.parameters, local_part, self.sharded.discard_capture)
+        return TrainingGraphs(self._forward_backward, self.parameters, local_part, self.sharded.discard_pass)
 
     @property
     def asynchronous(self) -> bool:
