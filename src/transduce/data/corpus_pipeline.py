@@ -103,7 +103,7 @@ def prepare_corpora(
             remedy = "write to another folder, or remove this one"
             raise InputError("another corpus, or other options, are prepared here", where=str(output), remedy=remedy)
         return found
-    with sharded_work.begun(output / WORK, settings):
+    with sharded_work.work_folder(output / WORK, settings):
         return _prepare(corpora, settings, PreparationJob(str(output), options), workers, backend, progress)
 
 

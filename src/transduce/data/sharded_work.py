@@ -165,7 +165,7 @@ class _RayWorker:
 
 
 @contextmanager
-def begun(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+def work_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     """The folder of a piece of work, for a block. An error before any task is done leaves no folder: the next command
     may have other options, such as those that the error asks for."""
     _begin(folder, settings)
