@@ -240,6 +240,26 @@ def test_captured_passes_of_a_wrapped_model_have_the_gradients_of_an_ordinary_on
 
 
 @pytest.mark.slow
+def test_a_wrapped_model_of_one_process_computes_with_its_weights_and_not_with_copies(wrapped: ShardedModel) -> None:
+    inside = next(module for module in wrapped.model.modules() if isinstance(module, TransformerLayer)).feed_forward
+    own = {name: local_part(one).data_ptr() for name, one in inside.named_parameters()}
+    read: list[dict[str, int]] = []
+    hook = inside.register_forward_hook(
+        lambda module, given, output: read.append({name: one.data_ptr() for name, one in module.named_parameters()})
+    )
+    try:
+        found = [repeated(wrapped_graphs(wrapped), [batch_of([(3, 5), (9, 2)])], 1)]
+        before = {name: one.clone() for name, one in wrapped.model.state_dict().items()}
+        wrapped.model.load_state_dict({name: 2 * one for name, one in before.items()})
+        found.append(repeated(wrapped_graphs(wrapped), [batch_of([(3, 5), (9, 2)])], 1))
+        wrapped.model.load_state_dict(before)
+    finally:
+        hook.remove()
+    assert read == [own, own]
+    assert not torch.equal(found[0][0], found[1][0]), "changed weights, changed gradients"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["forward", "backward", "end"])
 def test_a_wrapped_model_whose_capture_failed_trains_on(
     monkeypatch: pytest.MonkeyPatch, wrapped: ShardedModel, where: str

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -31,7 +34,7 @@ from transduce.kernels.linear import cast_weights, castable_layers
 from transduce.layers.transformer import TransformerLayer
 from transduce.objectives import Objective
 from transduce.storage import WriteError, sync
-from transduce.training.distributed import gathered, local_part
+from transduce.training.distributed import gathered, is_sharded, local_part
 
 LAST_EVENTS = "_last_post_reduce_events"
 BY_LAYER_FROM = 2**27  # parameters: half a gigabyte of gathered weights
@@ -125,6 +128,26 @@ def _separate_layers(model: nn.Module) -> list[TransformerLayer]:
     return [layer for layer in layers if all(names[id(parameter)] == 1 for parameter in layer.parameters())]
 
 
+def _share_whole(tensor: Tensor) -> None:
+    """Lets FSDP take a tensor of one process, which is whole, instead of a copy of it.
+
+    The two functions are torch's protocol for tensors that are gathered in a way of their own.
+    """
+    whole, nothing = ref(tensor), tensor.new_empty(0)
+
+    def before(mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> tuple[tuple[Tensor, ...], None]:
+        return (nothing,), None
+
+    def after(outputs: Any, metadata: Any, dtype: Any, *, out: Tensor | None = None) -> Any:
+        return (whole(), ()) if out is None else None
+
+    before.__signature__ = _BEFORE  # type: ignore[attr-defined]  # asked for in every pass
+    tensor.fsdp_pre_all_gather, tensor.fsdp_post_all_gather = before, after  # type: ignore[attr-defined]
+
+
+_BEFORE = Signature([Parameter(f"_{number}", Parameter.POSITIONAL_ONLY) for number in range(5)])
+
+
 def _discard(group: Any) -> None:
     """Brings a group of parameters of FSDP to its state between two passes."""
     group._all_gather_result = group._post_reduce_event = group._all_reduce_state = None
@@ -141,10 +164,11 @@ class ShardedModel:
 
     The weights of a Transformer layer are gathered when the layer runs, all others at the beginning of the pass. In a
     model with fewer parameters than `by_layer_from`, all are gathered at the beginning: each layer would cost the
-    host about as much time as a GPU needs for it. Parameters that are single numbers are whole in every process.
+    host about as much time as a GPU needs for it. Parameters that are single numbers are whole in every process. In
+    one process all are, and are not copied.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, size: int, by_layer_from: int = BY_LAYER_FROM) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, size: int, by_layer_from: int | None = None) -> None:
         # Keys and values of cross-attention are views. Nothing changes them in place, of which torch warns.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
         self.model, self.collectives = model, PassCollectives()
@@ -155,6 +179,8 @@ class ShardedModel:
         self.scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}  # FSDP shards vectors
         for scalar in self.scalars:
             scalar.data = scalar.data.to(device)
+        if by_layer_from is None:  # one process has all weights anyway
+            by_layer_from = BY_LAYER_FROM if size > 1 else sys.maxsize
         by_layer = sum(parameter.numel() for parameter in model.parameters()) >= by_layer_from
         for layer in _separate_layers(model) if by_layer else ():
             if layer.cross_attention is not None:
@@ -162,6 +188,10 @@ class ShardedModel:
             self._shard(layer, "run")
         self.root = TrainingLoss(model, () if by_layer else castable_layers(model))
         self._shard(self.root)
+        if size == 1:
+            for parameter in model.parameters():
+                if is_sharded(parameter):
+                    _share_whole(local_part(parameter))
 
     def _shard(self, module: nn.Module, *methods: str) -> None:
         """Shards one module; the methods, like `forward`, gather its weights."""
