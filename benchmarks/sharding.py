@@ -221,7 +221,7 @@ def main() -> None:
     content: dict[str, Any] = {"machine": machine(device), "size": name, "tokens": tokens, "device": device.type}
     content |= {"precision": "bf16" if device.type == "cuda" else "fp32", "processes": processes.size}
     content |= {"clock": "wall" if device.type == "cuda" else "processor", "repeats": repeats, **seconds}
-    content |= {"differences": differences} if differences else {}
+    content |= {"compared_updates": COMPARED, "differences": differences} if differences else {}
     show(seconds, tokens)
     show_differences(differences)
     path = given.output or Path(f"benchmarks/results/sharding-{name}-{device.type}-{processes.size}.json")
