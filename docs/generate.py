@@ -339,8 +339,8 @@ def _overhead_lines() -> list[str]:
     loss, norm = (max(one[key] for one in found) for key in ("loss", "gradient_norm"))
     text = (
         f"Losses of {records[0]['compared_updates']} updates from the same weights, without dropout, in one and in two "
-        f"micro-batches: the wrapped model has those of the ordinary one within {loss:.1e} of them, and the norms of the "
-        f"gradients within {norm:.1e}."
+        f"micro-batches: the wrapped model has those of the ordinary one within {loss:.1e} of them, and the norms of "
+        f"the gradients within {norm:.1e}."
     )
     return [*lines, "", text, "", ""]
 
