@@ -1,6 +1,7 @@
 """Cost model of data parallel training on many GPUs, from the measured speed of one: `python -m benchmarks.cost_model`.
 
-It reads benchmarks/results/train-*-cuda-bfloat16.json, and writes benchmarks/results/cost-model.json for docs/scale.md.
+It reads benchmarks/results/train-*-cuda-bfloat16.json and, for FSDP, whose passes are not captured on several GPUs,
+sharding-*-cuda-1.json. It writes benchmarks/results/cost-model.json for docs/scale.md.
 """
 
 from __future__ import annotations
@@ -39,27 +40,43 @@ def communication(count: int, size: str, parallel: str) -> float:
     return seconds + 2 * (machines - 1) / machines * volume / within / NETWORK + 2 * (machines - 1) * NETWORK_LATENCY
 
 
+def speed_of_one(size: str) -> float:
+    """Measured tokens per second of one GPU, with CUDA graphs."""
+    record = json.loads((RESULTS / f"train-{size}-cuda-bfloat16.json").read_text(encoding="utf-8"))
+    return float(next(row["tokens_per_second"] for row in record["rows"] if row["name"] == "transduce"))
+
+
+def computation(tokens: float, size: str, parallel: str) -> float:
+    """Seconds of the passes of one GPU.
+
+    Those of FSDP are launched one kernel at a time: smaller batches take as long as the measured one.
+    """
+    if parallel == "ddp":
+        return tokens / speed_of_one(size)
+    record = json.loads((RESULTS / f"sharding-{size}-cuda-1.json").read_text(encoding="utf-8"))
+    return float(record["fsdp"]) * max(1.0, tokens / TOKENS)
+
+
 def rows() -> list[dict[str, Any]]:
     """Efficiency by model, form of parallelism and number of GPUs, with a growing and with a fixed batch."""
     found = []
     for size in SIZES:
-        record = json.loads((RESULTS / f"train-{size}-cuda-bfloat16.json").read_text(encoding="utf-8"))
-        speed = next(row["tokens_per_second"] for row in record["rows"] if row["name"] == "transduce")
+        speed = speed_of_one(size)
         for parallel in VOLUME:
             for count in GPUS:
                 seconds = communication(count, size, parallel)
-                grown, fixed = TOKENS / speed, BATCH / count / speed
+                grown, fixed = (computation(tokens, size, parallel) + seconds for tokens in (TOKENS, BATCH / count))
                 found.append(
                     {
                         "model": size,
                         "parallel": parallel,
                         "gpus": count,
                         "message_megabytes": round(BYTES * parameters(size) / 1e6),
-                        "compute_ms": round(1e3 * grown, 1),
+                        "compute_ms": round(1e3 * computation(TOKENS, size, parallel), 1),
                         "communication_ms": round(1e3 * seconds, 2),
-                        "efficiency": round(grown / (grown + seconds), 3),
-                        "tokens_per_second": round(count * TOKENS / (grown + seconds)),
-                        "efficiency_fixed_batch": round(fixed / (fixed + seconds), 3),
+                        "efficiency": round(TOKENS / speed / grown, 3),
+                        "tokens_per_second": round(count * TOKENS / grown),
+                        "efficiency_fixed_batch": round(BATCH / count / speed / fixed, 3),
                     }
                 )
     return found

@@ -124,6 +124,17 @@ def test_errors_name_the_line_of_the_input(command: Command, attention_run: Path
     assert f"{tmp_path / 'bad.txt'}:13: invalid UTF-8" in called.err
 
 
+def test_after_an_error_before_the_first_shard_is_done_the_command_may_have_other_options(
+    command: Command, attention_run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_bytes(b"red \xff\nblue\n")
+    bulk = ["--backend", "local", "--output", tmp_path / "out"]
+    assert "in.txt:1: invalid UTF-8" in command("generate", attention_run, tmp_path / "in.txt", *bulk).err
+    (tmp_path / "in.txt").write_bytes(b"red\nblue\n")
+    called = command("generate", attention_run, tmp_path / "in.txt", "--beam", "2", *bulk)
+    assert called.code == 0, called.err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -115,6 +116,28 @@ def test_two_processes_train_like_one(pairs, tmp_path):
     assert [*got.values()] == pytest.approx([*expected.values()], abs=1e-5)
     for name, tensor in final(tmp_path / "one").items():
         assert_close(final(two)[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_a_sharded_run_is_read_like_an_ordinary_one(pairs, tmp_path):
+    """Also one that did not end, whose only checkpoints are parts of two processes: it generates, and is exported."""
+    run, unfinished, text = tmp_path / "run", tmp_path / "unfinished", tmp_path / "in.txt"
+    settings = [
+        "training.parallel=fsdp",
+        "training.steps=6",
+        "training.checkpoint_every=6",
+        "training.validate_every=6",
+    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "transduce"]
+    subprocess.run([*torchrun, *arguments(pairs, run, *settings)], check=True, env=environment())
+    shutil.copytree(run, unfinished)
+    shutil.rmtree(unfinished / "checkpoints" / "final")
+    assert len(list((unfinished / "checkpoints" / "step-00000006").glob("shard-*"))) == 2
+    text.write_text("".join(f"{one.source}\n" for one in generate("copy", 10, 6)))
+    bundle, outputs = tmp_path / "bundle.zip", [tmp_path / f"{number}.txt" for number in range(3)]
+    assert ForkedCommand(["export", str(unfinished), str(bundle), "--to", "bundle"]).wait() == 0
+    for model, output in zip((run, unfinished, bundle), outputs, strict=True):
+        assert ForkedCommand(["generate", str(model), str(text), "--output", str(output)]).wait() == 0
+    assert outputs[0].read_text() == outputs[1].read_text() == outputs[2].read_text()
 
 
 def test_torch_is_imported_without_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,6 +175,27 @@ def test_other_options_or_a_changed_corpus_are_refused(corpora: list[Corpus], no
         prepare_corpora(own[:1], tmp_path / "other", ALL)
 
 
+def test_after_an_error_before_the_first_part_is_done_the_command_may_have_other_options(tmp_path: Path) -> None:
+    """Those that the error asks for."""
+    (tmp_path / "in.tsv").write_text("red\trot\nno tab\n", encoding="utf-8")
+    corpora, folder = [Corpus(path=str(tmp_path / "in.tsv"))], tmp_path / "out"
+    with pytest.raises(InputError, match=r"missing column") as caught:
+        prepare_corpora(corpora, folder, replace(ALL, invalid="error"))
+    assert "data.invalid=drop" in caught.value.remedy
+    with pytest.raises(InputError, match="no profile of the language 'xx'"):
+        prepare_corpora(corpora, folder, replace(ALL, languages={"xx": ""}))
+    assert prepare_corpora(corpora, folder, ALL)["kept"] == 1
+
+
+def test_an_error_after_a_part_is_done_keeps_what_is_done(corpora: list[Corpus], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with pytest.raises(InputError, match="missing column"):
+        prepare_corpora(corpora, folder, replace(ALL, invalid="error", shard_lines=1))
+    assert list(folder.rglob("*.done.json"))
+    with pytest.raises(InputError, match="other values of: options"):
+        prepare_corpora(corpora, folder, ALL)
+
+
 def test_errors_of_a_part_name_file_and_line(corpora: list[Corpus], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="missing column") as caught:
         prepare_corpora(corpora, tmp_path / "out", replace(ALL, invalid="error"))

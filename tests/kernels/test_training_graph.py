@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,9 +15,15 @@ from hypothesis import strategies as st
 from transduce.attention.positions import max_positions
 from transduce.flow import BOS, EOS, Batch, Padded
 from transduce.kernels.cuda_graph import COLUMN_MULTIPLE, ROW_FRACTION, Pass, TrainingGraphs, pad_to_bucket
+from transduce.layers.transformer import TransformerLayer
 from transduce.objectives import CrossEntropy
 from transduce.recipe import parse
 from transduce.recipe.build import build_model, complete_recipe
+from transduce.training.distributed import Processes, local_part
+
+if TYPE_CHECKING:
+    from transduce.model import EncoderDecoder
+    from transduce.training.fsdp import ShardedModel
 
 
 def batch_of(lengths: list[tuple[int, int]]) -> Batch:
@@ -99,11 +107,25 @@ class Pretended:
         return sums
 
 
-def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor], TrainingGraphs]:
-    """Of a small model after all of these batches, so many times; only the last time counts."""
+def small_model() -> EncoderDecoder:
     torch.manual_seed(1)
     part = {"kind": "transformer", "width": 8, "dropout": 0.0, "heads": 2, "ff_width": 8}
-    model = build_model(complete_recipe(parse({"model": {"encoder": part, "decoder": part}})).model, 40, 40)
+    return build_model(complete_recipe(parse({"model": {"encoder": part, "decoder": part}})).model, 40, 40)
+
+
+def repeated(graphs: TrainingGraphs, batches: list[Batch], updates: int) -> list[torch.Tensor]:
+    """The gradients after all of these batches, so many times; only the last time counts."""
+    for _ in range(updates):
+        graphs.stale = True
+        for batch in batches:
+            graphs(batch, torch.tensor(0.5))
+        graphs.clear_stale()
+    return [local_part(parameter.grad) for parameter in graphs.parameters if parameter.grad is not None]
+
+
+def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor], TrainingGraphs]:
+    """Of a small model."""
+    model = small_model()
 
     def run(batch: Batch, factor: torch.Tensor) -> torch.Tensor:
         loss = CrossEntropy()(model, batch).total
@@ -111,12 +133,7 @@ def gradients(batches: list[Batch], updates: int = 1) -> tuple[list[torch.Tensor
         return loss.detach()[None]
 
     graphs = TrainingGraphs(run, list(model.parameters()))
-    for _ in range(updates):
-        graphs.stale = True
-        for batch in batches:
-            graphs(batch, torch.tensor(0.5))
-        graphs.clear_stale()
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], graphs
+    return repeated(graphs, batches, updates), graphs
 
 
 def test_a_repeated_shape_is_captured_and_accumulates_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +197,96 @@ def test_a_failed_capture_is_reported_and_training_continues(monkeypatch: pytest
     monkeypatch.setattr("transduce.kernels.cuda_graph.PassGraph", refuse)
     with pytest.warns(UserWarning, match="cannot be captured"):
         found, graphs = gradients(batches)
+    assert graphs.failed
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["at once", "by layer"])
+def wrapped(request: pytest.FixtureRequest) -> Iterator[ShardedModel]:
+    from transduce.training.fsdp import ShardedModel
+
+    cpu = torch.device("cpu")
+    with Processes.start(cpu, "fsdp"):
+        yield ShardedModel(small_model(), cpu, 1, by_layer_from=0 if request.param else 2**27)
+
+
+def wrapped_graphs(wrapped: ShardedModel) -> TrainingGraphs:
+    """Of a model that is wrapped by FSDP, in its only process."""
+
+    def run(batch: Batch, factor: torch.Tensor) -> torch.Tensor:
+        scaled, sums = wrapped.root(CrossEntropy(), batch, factor)
+        scaled.backward()
+        return sums
+
+    wrapped.root.zero_grad()
+    return TrainingGraphs(run, list(wrapped.model.parameters()), local_part, wrapped.discard_pass)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 3])
+def test_captured_passes_of_a_wrapped_model_have_the_gradients_of_an_ordinary_one(
+    monkeypatch: pytest.MonkeyPatch, wrapped: ShardedModel, count: int
+) -> None:
+    batches = [batch_of([(3, 5), (9, 2)])] * count
+    plain, _ = gradients(batches, updates=5)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.PassGraph", Pretended)
+    graphs = wrapped_graphs(wrapped)
+    found = repeated(graphs, batches, 5)
+    assert {key[0] for key in graphs.captured} == {1: {True}, 3: {True, False}}[count]
+    assert len(found) == len(plain)
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.slow
+def test_a_wrapped_model_of_one_process_computes_with_its_weights_and_not_with_copies(wrapped: ShardedModel) -> None:
+    inside = next(module for module in wrapped.model.modules() if isinstance(module, TransformerLayer)).feed_forward
+    own = {name: local_part(one).data_ptr() for name, one in inside.named_parameters()}
+    read: list[dict[str, int]] = []
+    hook = inside.register_forward_hook(
+        lambda module, given, output: read.append({name: one.data_ptr() for name, one in module.named_parameters()})
+    )
+    try:
+        found = [repeated(wrapped_graphs(wrapped), [batch_of([(3, 5), (9, 2)])], 1)]
+        before = {name: one.clone() for name, one in wrapped.model.state_dict().items()}
+        wrapped.model.load_state_dict({name: 2 * one for name, one in before.items()})
+        found.append(repeated(wrapped_graphs(wrapped), [batch_of([(3, 5), (9, 2)])], 1))
+        wrapped.model.load_state_dict(before)
+    finally:
+        hook.remove()
+    assert read == [own, own]
+    assert not torch.equal(found[0][0], found[1][0]), "changed weights, changed gradients"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["forward", "backward", "end"])
+def test_a_wrapped_model_whose_capture_failed_trains_on(
+    monkeypatch: pytest.MonkeyPatch, wrapped: ShardedModel, where: str
+) -> None:
+    """Within the pass, after the weights were gathered and some gradients computed."""
+    layers = [module for module in wrapped.model.modules() if isinstance(module, TransformerLayer)]
+    inside = layers[-1 if where == "forward" else 0].feed_forward
+
+    def fail(*given: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def refuse(run: Pass, batch: Batch, factor: torch.Tensor, other: Any) -> None:
+        hooks = [inside.register_forward_hook(fail)] if where == "forward" else []
+        if where == "backward":
+            hooks = [inside.register_forward_hook(lambda module, given, output: output.register_hook(fail) and None)]
+        with pytest.raises(RuntimeError, match="capturing") if hooks else nullcontext():
+            run(batch, factor)
+        for hook in hooks:
+            hook.remove()
+        fail()
+
+    batches = [batch_of([(3, 5), (9, 2)])] * 3
+    plain, _ = gradients(batches, updates=2)
+    monkeypatch.setattr("transduce.kernels.cuda_graph.PassGraph", refuse)
+    graphs = wrapped_graphs(wrapped)
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        found = repeated(graphs, batches, 2)
     assert graphs.failed
     for one, other in zip(found, plain, strict=True):
         torch.testing.assert_close(one, other)

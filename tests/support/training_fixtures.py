@@ -306,15 +306,20 @@ def compare_shapes(shapes: dict[str, dict[str, Any]], folder: Path) -> None:
 
 def losses_of_shape(content: dict[str, Any], processes: Processes, parallel: str, accumulate: int = 1) -> list[float]:
     from contract_fixtures import SIZE, example_batch
+    from torch.distributed.fsdp import FSDPModule
 
     from transduce.training.fsdp import BY_LAYER_FROM, ShardedModel
 
-    recipe = complete_recipe(parse({key: value for key, value in content.items() if key != "out_of_memory"}))
+    recipe = complete_recipe(
+        parse({key: value for key, value in content.items() if key not in ("out_of_memory", "old_torch")})
+    )
     training = recipe.training.model_copy(update={"accumulate": accumulate})
     torch.manual_seed(1)
     model, device = build_model(recipe.model, SIZE, SIZE).train(), pick_device("cpu")
     by_layer_from = 0 if parallel == "fsdp by layer" else BY_LAYER_FROM
     sharded = None if parallel == "ddp" else ShardedModel(model, device, processes.size, by_layer_from)
+    if "old_torch" in content and hasattr(FSDPModule, "reset_iter_state"):
+        del FSDPModule.reset_iter_state
     if "out_of_memory" in content and processes.rank == 1:
         run_out_of_memory(model, content["out_of_memory"])
     optimiser = build_optimiser(training.optimiser, model)

@@ -88,12 +88,16 @@ def test_two_processes_have_the_losses_of_one_process(tmp_path: Path) -> None:
         record_differences(Path(path), found)
 
 
+@pytest.mark.parametrize("torch_2_11", [False, True])
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_process_that_runs_out_of_memory_within_a_pass_changes_no_loss(where: str, tmp_path: Path) -> None:
-    """In the last layer, after the weights of all others were gathered: both processes repeat the update."""
+def test_a_process_that_runs_out_of_memory_within_a_pass_changes_no_loss(
+    where: str, torch_2_11: bool, tmp_path: Path
+) -> None:
+    """In the last layer, after the weights of all others were gathered: both processes repeat the update. FSDP of torch
+    before 2.13 has no function that forgets a pass."""
     part = {**SMALL["transformer"], "dropout": 0.0}
     case = {**CASES["transformer>transformer"], "model": {"encoder": part, "decoder": part}}
-    shapes = {"fails": {**case, "out_of_memory": where}}
+    shapes = {"fails": {**case, "out_of_memory": where, **({"old_torch": True} if torch_2_11 else {})}}
     (codes,) = run_processes(together(tmp_path, 2, shapes=shapes))
     assert codes == [0, 0]
     losses = json.loads((tmp_path / "losses.json").read_text())["fails"]

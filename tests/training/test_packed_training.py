@@ -48,10 +48,10 @@ def test_packed_and_padded_batches_give_the_same_update(tmp_path: Path) -> None:
         assert_close(found[0], other, atol=1e-5, rtol=1e-3)
 
 
-def resolved_packing(recipe: Recipe, objective: Any = None, device: str = "cuda") -> bool | str:
+def resolved_packing(recipe: Recipe, objective: Any = None, device: str = "cuda", processes: int = 1) -> bool | str:
     tokenizers = train_tokenizers(recipe)
     data = prepare_data(recipe, tokenizers)
-    made = with_packing(recipe, tokenizers, data, objective or CrossEntropy(), torch.device(device))
+    made = with_packing(recipe, tokenizers, data, objective or CrossEntropy(), torch.device(device), processes)
     return made.training.packing
 
 
@@ -60,6 +60,8 @@ def test_auto_packing_applies_with_cuda_graphs_and_fused_attention(tmp_path: Pat
     assert resolved_packing(recipe) is True
     assert resolved_packing(recipe, device="cpu") is False
     assert resolved_packing(changed(recipe, cuda_graphs=False)) is False
+    for parallel, processes, packed in (("ddp", 2, True), ("fsdp", 1, True), ("fsdp", 2, False)):
+        assert resolved_packing(changed(recipe, parallel=parallel), processes=processes) is packed
     assert resolved_packing(changed(recipe, packing=False)) is False
     kinds = {"position": {"rotary": True, "learned": True, "relative": False, "alibi": False}}
     kinds |= {"normaliser": {"softmax": True, "sparsemax": False}, "score": {"scaled_dot": True, "mlp": False}}

@@ -25,7 +25,7 @@ from transduce.cli.options import STANDARD_INPUT, forget_models, keep_models
 from transduce.data.readers.corpus import CorpusPart, numbered_texts, split_corpus
 from transduce.data.readers.files import stored_lines
 from transduce.data.readers.remote import file_state
-from transduce.data.sharded_work import Backend, begin, cluster, mark_done, records, run_tasks, unfinished
+from transduce.data.sharded_work import Backend, cluster, mark_done, records, run_tasks, unfinished, work_folder
 from transduce.errors import InputError
 from transduce.parsing import read_json
 from transduce.recipe import Corpus, parse
@@ -44,12 +44,11 @@ def generate_shards(options: Mapping[str, Any]) -> None:
     if given["by_shard"] and (output / MANIFEST).is_file():
         raise InputError("this folder is complete", where=str(output), remedy="write to another folder")
     parts = [part for file in files for part in split_corpus(Corpus(path=file, format="lines"), given["shard_lines"])]
-    begin(folder, _settings(given, files))
     work = ShardGeneration(str(folder.absolute()), _plain(given), tuple(parts))
-    tasks = unfinished(folder, range(len(parts)))
-    before, backend = len(parts) - len(tasks), cast("Backend", given["backend"])
-    gpus = 1 if str(given["device"]).startswith("cuda") else 0
-    with cluster(backend, given["workers"]):
+    backend, gpus = cast("Backend", given["backend"]), 1 if str(given["device"]).startswith("cuda") else 0
+    with work_folder(folder, _settings(given, files)), cluster(backend, given["workers"]):
+        tasks = unfinished(folder, range(len(parts)))
+        before = len(parts) - len(tasks)
         run_tasks(
             work,
             tasks,

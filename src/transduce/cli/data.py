@@ -250,7 +250,7 @@ def prepare(
 
         transduce prepare 's3://bucket/part-*.tsv.gz' --output prepared --near-duplicates 0.8 --backend ray
 
-        transduce train 'prepared/*.parquet' --columns source,target
+        transduce train 'prepared/*.parquet'
     """
     from transduce.data.corpus_pipeline import AUTO, PipelineOptions, prepare_corpora
     from transduce.data.filters import TextFilters

@@ -103,11 +103,20 @@ def prepare_corpora(
             remedy = "write to another folder, or remove this one"
             raise InputError("another corpus, or other options, are prepared here", where=str(output), remedy=remedy)
         return found
-    work = output / WORK
-    sharded_work.begin(work, settings)
-    if not (work / "parts.json").is_file():
-        _plan(corpora, work, options)
-    job = PreparationJob(str(output), options)
+    with sharded_work.work_folder(output / WORK, settings):
+        return _prepare(corpora, settings, PreparationJob(str(output), options), workers, backend, progress)
+
+
+def _prepare(
+    corpora: Sequence[Corpus],
+    settings: Mapping[str, Any],
+    job: PreparationJob,
+    workers: int,
+    backend: Backend,
+    progress: Callable[[str, int, int], None],
+) -> dict[str, Any]:
+    if not (job.work / "parts.json").is_file():
+        _plan(corpora, job.work, job.options)
     tasks = range(len(job.parts))
 
     def step(name: str, function: Any, folder: Path) -> None:
@@ -116,13 +125,13 @@ def prepare_corpora(
         run_tasks(function, todo, workers=workers, backend=backend, done=lambda n: progress(name, done + n, len(tasks)))
 
     with sharded_work.cluster(backend, workers):
-        step("read", ReadStep(job), work / "read")
-        if not (work / "duplicates.json").is_file():
+        step("read", ReadStep(job), job.work / "read")
+        if not (job.work / "duplicates.json").is_file():
             _find_duplicates(job)
-        step("write", WriteStep(job), work / "write")
+        step("write", WriteStep(job), job.work / "write")
     manifest = _manifest(job, settings)
-    replace_file(output / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-    shutil.rmtree(work)
+    replace_file(Path(job.output) / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    shutil.rmtree(job.work)
     return manifest
 
 

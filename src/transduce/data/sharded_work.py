@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -26,6 +27,7 @@ Backend = Literal["local", "ray"]
 Work = Callable[[int], None]
 Failure = dict[str, str]  # the parts of an InputError; empty: the work is done
 BACKENDS: tuple[Backend, ...] = ("local", "ray")
+DONE = "{}.done.json"  # of a task; marks it as done
 ATTEMPTS = 3  # of a group of tasks whose workers die without finishing one of them
 
 
@@ -162,7 +164,20 @@ class _RayWorker:
         return {name: [one.get(name, "") for one in failures] for name in ("problem", "where", "remedy")}
 
 
-def begin(folder: Path, settings: Mapping[str, Any]) -> None:
+@contextmanager
+def work_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+    """The folder of a piece of work, for a block. An error before any task is done leaves no folder: the next command
+    may have other options, such as those that the error asks for."""
+    _begin(folder, settings)
+    try:
+        yield
+    except InputError:
+        if not any(folder.rglob(DONE.format("*"))):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _begin(folder: Path, settings: Mapping[str, Any]) -> None:
     """Makes the folder of a piece of work, or continues in it. Work with other settings or inputs is refused."""
     path, content = folder / "settings.json", json_line(settings)
     if not path.is_file():
@@ -181,14 +196,14 @@ def begin(folder: Path, settings: Mapping[str, Any]) -> None:
 
 def mark_done(folder: Path, task: int, content: Mapping[str, Any]) -> None:
     """Marks a task as done, after all of its files are written."""
-    replace_file(folder / f"{task:06}.done.json", json_line(content))
+    replace_file(folder / DONE.format(f"{task:06}"), json_line(content))
 
 
 def records(folder: Path, tasks: Iterable[int]) -> list[dict[str, Any]]:
     """What was marked for each task."""
-    return [read_json(folder / f"{task:06}.done.json", max_bytes=1 << 24) for task in tasks]
+    return [read_json(folder / DONE.format(f"{task:06}"), max_bytes=1 << 24) for task in tasks]
 
 
 def unfinished(folder: Path, tasks: Iterable[int]) -> list[int]:
     """The tasks that are not marked as done."""
-    return [task for task in tasks if not (folder / f"{task:06}.done.json").is_file()]
+    return [task for task in tasks if not (folder / DONE.format(f"{task:06}")).is_file()]

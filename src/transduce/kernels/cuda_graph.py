@@ -209,10 +209,18 @@ class TrainingGraphs:
 
     The first pass of an update overwrites the gradients, the others add to them: two graphs of a shape, where updates
     have several passes. All graphs write their gradients to the addresses of the first one.
+
+    `local`: what a tensor has in this process. `discard`: forgets what a pass has left unfinished whose capture failed.
     """
 
-    def __init__(self, run: Pass, parameters: Sequence[nn.Parameter]) -> None:
-        self.run, self.parameters = run, parameters
+    def __init__(
+        self,
+        run: Pass,
+        parameters: Sequence[nn.Parameter],
+        local: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+        discard: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.run, self.parameters, self.local, self.discard = run, parameters, local, discard
         self.occurrences: Counter[Shapes] = Counter()
         self.captured: dict[Shapes, PassGraph] = {}
         self.failed = False  # True: a pass could not be captured
@@ -221,8 +229,8 @@ class TrainingGraphs:
 
     def clear_stale(self) -> None:
         """Gradients to which no pass of this update has written are 0."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        if self.stale and gradients:
+        gradients = [self.local(p.grad) for p in self.parameters if p.grad is not None] if self.stale else []
+        if gradients:
             torch._foreach_zero_(gradients)
         self.stale = False
 
@@ -251,12 +259,13 @@ class TrainingGraphs:
                 raise
             # A user's own module may wait for the device, which cannot be captured.
             warnings.warn(f"passes of this model cannot be captured, so training is slower: {error}", stacklevel=2)
+            self.discard()
             self.failed = True
             self.captured.clear()
             if not buffers:
                 self._drop_gradients()
         if saved:
-            torch._foreach_copy_(buffers, saved)
+            torch._foreach_copy_([*map(self.local, buffers)], [*map(self.local, saved)])
         return not self.failed
 
     def _drop_gradients(self) -> None:
@@ -281,8 +290,9 @@ class TrainingGraphs:
             found = {buffer: p.grad for p, buffer in zip(self.parameters, buffers, strict=True) if p.grad is not None}
             self.with_gradient |= {p for p in self.parameters if p.grad is not None}
             if found:
-                (torch._foreach_copy_ if overwrite else torch._foreach_add_)(list(found), list(found.values()))
-            missing = [buffer for buffer in buffers if buffer not in found]
+                write = torch._foreach_copy_ if overwrite else torch._foreach_add_
+                write([*map(self.local, found)], [*map(self.local, found.values())])
+            missing = [self.local(buffer) for buffer in buffers if buffer not in found]
             if missing and overwrite:
                 torch._foreach_zero_(missing)
         finally:

@@ -44,6 +44,12 @@ LinearFunction = Callable[[Tensor], Tensor]
 INT8_MAX = 127
 
 
+def castable_layers(model: nn.Module) -> list[nn.Linear]:
+    """The linear layers of a model whose weights are cast together; the output projection pads other widths itself."""
+    linear = (layer for layer in model.modules() if type(layer) is nn.Linear)
+    return [layer for layer in linear if layer.out_features % ALIGNMENT == 0]
+
+
 @contextmanager
 def cast_weights(layers: Sequence[nn.Linear]) -> Iterator[None]:
     """Inside, `weight_cast` finds the weights of these layers ready, in a captured training pass on a GPU."""

@@ -183,7 +183,7 @@ def _prepare(
             objective = partial(_objective, resolved, tokenizers, device)
             resolved = with_precision(resolved, device)
             resolved = with_batch_tokens(resolved, tokenizers, data, objective, device, processes.size)
-            resolved = with_packing(resolved, tokenizers, data, objective(), device)
+            resolved = with_packing(resolved, tokenizers, data, objective(), device, processes.size)
             run.save_recipe(resolved)
         prepared.append((resolved, tokenizers, data))
 

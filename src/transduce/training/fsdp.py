@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -22,16 +25,18 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
-from transduce.errors import InputError
 from transduce.flow import Batch
+from transduce.kernels.linear import cast_weights, castable_layers
 from transduce.layers.transformer import TransformerLayer
 from transduce.objectives import Objective
 from transduce.storage import WriteError, sync
-from transduce.training.distributed import gathered, local_part
+from transduce.training.distributed import gathered, is_sharded, local_part
 
+LAST_EVENTS = "_last_post_reduce_events"
 BY_LAYER_FROM = 2**27  # parameters: half a gigabyte of gathered weights
 
 
@@ -39,16 +44,17 @@ class TrainingLoss(nn.Module):
     """The loss of a model on a batch, as the root module of FSDP.
 
     FSDP gathers weights before `forward` of a module. An objective may call any method of the model, therefore the
-    root is not the model but what calls the objective.
+    root is not the model but what calls the objective. The weights of `cast_layers` are gathered with the root.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, cast_layers: Sequence[nn.Linear] = ()) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.cast_layers = model, cast_layers
 
     def forward(self, objective: Objective, batch: Batch, factor: Tensor) -> tuple[Tensor, Tensor]:
         """The loss times the factor; the loss and its parts without their graph."""
-        loss = objective(self.model, batch)
+        with cast_weights(self.cast_layers):
+            loss = objective(self.model, batch)
         parts = [loss.total, *(loss.parts[name] for name in objective.parts)]
         return loss.total * factor, torch.stack([part.detach() for part in parts])
 
@@ -122,15 +128,47 @@ def _separate_layers(model: nn.Module) -> list[TransformerLayer]:
     return [layer for layer in layers if all(names[id(parameter)] == 1 for parameter in layer.parameters())]
 
 
+def _share_whole(tensor: Tensor) -> None:
+    """Lets FSDP take a tensor of one process, which is whole, instead of a copy of it.
+
+    The two functions are torch's protocol for tensors that are gathered in a way of their own.
+    """
+    whole, nothing = ref(tensor), tensor.new_empty(0)
+
+    def before(mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> tuple[tuple[Tensor, ...], None]:
+        return (nothing,), None
+
+    def after(outputs: Any, metadata: Any, dtype: Any, *, out: Tensor | None = None) -> Any:
+        return (whole(), ()) if out is None else None
+
+    before.__signature__ = _BEFORE  # type: ignore[attr-defined]  # asked for in every pass
+    tensor.fsdp_pre_all_gather, tensor.fsdp_post_all_gather = before, after  # type: ignore[attr-defined]
+
+
+_BEFORE = Signature([Parameter(f"_{number}", Parameter.POSITIONAL_ONLY) for number in range(5)])
+
+
+def _discard(group: Any) -> None:
+    """Brings a group of parameters of FSDP to its state between two passes."""
+    group._all_gather_result = group._post_reduce_event = group._all_reduce_state = None
+    group._post_forward_indices.clear()
+    group._training_state = TrainingState.IDLE
+    for parameter in group.fsdp_params:
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None
+    group._to_sharded()
+
+
 class ShardedModel:
     """A model whose weights are divided among the processes, and gathered for each pass.
 
     The weights of a Transformer layer are gathered when the layer runs, all others at the beginning of the pass. In a
     model with fewer parameters than `by_layer_from`, all are gathered at the beginning: each layer would cost the
-    host about as much time as a GPU needs for it. Parameters that are single numbers are whole in every process.
+    host about as much time as a GPU needs for it. Parameters that are single numbers are whole in every process. In
+    one process all are, and are not copied.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, size: int, by_layer_from: int = BY_LAYER_FROM) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, size: int, by_layer_from: int | None = None) -> None:
         # Keys and values of cross-attention are views. Nothing changes them in place, of which torch warns.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
         self.model, self.collectives = model, PassCollectives()
@@ -141,13 +179,19 @@ class ShardedModel:
         self.scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}  # FSDP shards vectors
         for scalar in self.scalars:
             scalar.data = scalar.data.to(device)
+        if by_layer_from is None:  # one process has all weights anyway
+            by_layer_from = BY_LAYER_FROM if size > 1 else sys.maxsize
         by_layer = sum(parameter.numel() for parameter in model.parameters()) >= by_layer_from
         for layer in _separate_layers(model) if by_layer else ():
             if layer.cross_attention is not None:
                 self._shard(layer.cross_attention, "keys_values")
             self._shard(layer, "run")
-        self.root = TrainingLoss(model)
+        self.root = TrainingLoss(model, () if by_layer else castable_layers(model))
         self._shard(self.root)
+        if size == 1:
+            for parameter in model.parameters():
+                if is_sharded(parameter):
+                    _share_whole(local_part(parameter))
 
     def _shard(self, module: nn.Module, *methods: str) -> None:
         """Shards one module; the methods, like `forward`, gather its weights."""
@@ -156,7 +200,8 @@ class ShardedModel:
         for method in methods:
             register_fsdp_forward_method(module, method)
         # The loss is divided by the number of tokens of the update: gradients are summed, not averaged.
-        module.set_gradient_divide_factor(1.0)
+        if self.mesh.size() > 1:  # else torch would divide by 1, which is a pass over all gradients
+            module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         if hasattr(module, "set_reduce_scatter_unused_params"):  # torch 2.13
             module.set_reduce_scatter_unused_params(True)
@@ -166,13 +211,29 @@ class ShardedModel:
 
     def reset(self) -> None:
         """Discards the gathered weights and what a pass has left unfinished."""
-        assert isinstance(self.root, FSDPModule)
-        if not hasattr(self.root, "reset_iter_state"):
-            raise InputError(
-                f"torch {torch.__version__} cannot continue a pass of training.parallel: fsdp that failed",
-                remedy="update to torch 2.13, or reduce training.batch_tokens",
-            )
-        self.root.reset_iter_state()
+        root: Any = self.root
+        if hasattr(root, "reset_iter_state"):  # torch 2.13
+            root.reset_iter_state()
+            return
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        self.discard_pass()
+
+    def discard_pass(self) -> None:
+        """Discards an unfinished pass, and waits for none of its kernels: they have ended or, captured, never run."""
+        state: Any = self.root._get_fsdp_state()  # type: ignore[operator]
+        shared, streams = state._state_ctx, state._comm_ctx
+        streams.all_gather_state = None
+        for name, nothing in (("reduce_scatter_state", None), ("reduce_scatter_states", []), (LAST_EVENTS, {})):
+            if hasattr(streams, name):  # torch 2.13 has lists
+                setattr(streams, name, nothing)
+        streams.post_forward_order.clear()
+        for one in shared.all_states:
+            one._training_state = TrainingState.IDLE
+            groups = getattr(one, "_fsdp_param_groups", None) or [one._fsdp_param_group]
+            for group in filter(None, groups):
+                _discard(group)
+        shared.iter_forward_root, shared.post_backward_final_callback_queued = None, False
 
     def begin_pass(self) -> None:
         self.collectives.begin_pass()

@@ -160,7 +160,12 @@ def with_precision(recipe: Recipe, device: torch.device) -> Recipe:
 
 
 def with_packing(
-    recipe: Recipe, tokenizers: Tokenizers, data: PreparedData, objective: Objective, device: torch.device
+    recipe: Recipe,
+    tokenizers: Tokenizers,
+    data: PreparedData,
+    objective: Objective,
+    device: torch.device,
+    processes: int = 1,
 ) -> Recipe:
     """Resolves `training.packing`: `auto` packs with CUDA graphs and fused attention, if all parts allow it."""
     requested = recipe.training.packing
@@ -172,7 +177,8 @@ def with_packing(
     reason = packing_obstacle(recipe, network, data, objective)
     if requested is True and reason:
         raise InputError(f"training.packing: {reason}", remedy="leave it out, or set it to false")
-    pays = device.type == "cuda" and recipe.training.cuda_graphs and _fused(network)
+    captured = recipe.training.cuda_graphs and (processes == 1 or recipe.training.parallel != "fsdp")
+    pays = device.type == "cuda" and captured and _fused(network)
     packs = not reason and (requested is True or pays)
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"packing": packs})})
 

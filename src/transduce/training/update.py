@@ -21,7 +21,7 @@ from transduce.data.batching import DataPosition
 from transduce.errors import InputError
 from transduce.flow import Batch
 from transduce.kernels.cuda_graph import NO_CAPTURE, TrainingGraphs, pad_to_bucket
-from transduce.kernels.linear import ALIGNMENT, cast_weights
+from transduce.kernels.linear import cast_weights, castable_layers
 from transduce.kernels.native.library import library
 from transduce.layers.transformer import enable_gradient_checkpointing
 from transduce.objectives import Objective
@@ -164,10 +164,8 @@ class Update:
         if device.type == "cpu":
             library()  # builds and loads the C kernels, which the layers use from now on
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        linear = (layer for layer in model.modules() if type(layer) is nn.Linear)
-        # The output projection pads other widths itself. FSDP gathers weights layer by layer.
-        self.cast_layers = [layer for layer in linear if layer.out_features % ALIGNMENT == 0 and sharded is None]
-        self.graphs = TrainingGraphs(self._forward_backward, self.parameters) if self.uses_cuda_graphs else None
+        self.cast_layers = castable_layers(model)
+        self.graphs = self._training_graphs() if self.uses_cuda_graphs else None
         # FSDP sums the gradients of sharded parameters in the backward pass.
         self.whole_parameters = [p for p in self.parameters if not is_sharded(p)]
         self.buckets = GradientBuckets(self.whole_parameters) if processes.size > 1 else None
@@ -179,8 +177,14 @@ class Update:
         capturable = self.objective.capturable and bool(getattr(self.model, "capturable", False))
         enabled = self.settings.cuda_graphs and self.settings.unfreeze is None  # unfreezing removes and adds gradients
         enabled = enabled and not self.settings.gradient_checkpointing  # recomputation reads the generator state
-        enabled = enabled and self.sharded is None  # the weights have no fixed address
+        # A process that runs out of memory would leave the others waiting in a graph.
+        enabled = enabled and (self.sharded is None or self.processes.size == 1)
         return enabled and capturable and self.device.type == "cuda"
+
+    def _training_graphs(self) -> TrainingGraphs:
+        if self.sharded is None:
+            return TrainingGraphs(self._forward_backward, self.parameters)
+        return TrainingGraphs(self._forward_backward, self.parameters, local_part, self.sharded.discard_pass)
 
     @property
     def asynchronous(self) -> bool:
@@ -402,9 +406,10 @@ class Update:
             weight = 1 / max(count, 1) if micro_batch.counts else 0.0
             factor = torch.full((), weight, device=self.device)  # created on the device: no transfer
             if self.graphs is not None:
-                return self.graphs(micro_batch.batch, factor)
-            objective = self.objective.at_step(step, self.settings.steps)
-            sums = self._forward_backward(micro_batch.batch, factor, objective)
+                sums = self.graphs(micro_batch.batch, factor)
+            else:
+                objective = self.objective.at_step(step, self.settings.steps)
+                sums = self._forward_backward(micro_batch.batch, factor, objective)
             return sums if micro_batch.counts else torch.zeros_like(sums)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not any(phrase in str(error) for phrase in OUT_OF_MEMORY):

@@ -300,7 +300,7 @@ def _position(name: str, names: list[str] | None, path: str) -> int:
     raise InputError(
         f"the first line does not name the column {name!r}",
         where=f"{path}:1",
-        remedy="give the positions of the columns, counted from 1: --columns 1,2",
+        remedy="give the positions of the columns, counted from 1: --columns 1,2, or {path: FILE, columns: [1, 2]}",
     )
 
 
