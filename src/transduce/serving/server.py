@@ -33,6 +33,7 @@ from transduce.serving.workers import Address
 HEADER_SECONDS = 10.0  # in which the header of a request must have arrived
 HEADER_BYTES = 64 * 1024  # of a header: clients of LibreTranslate send texts in the query
 SWITCH_SECONDS = 0.0002  # after which the event loop gets the interpreter from an engine: 5 ms make answers wait
+YOUNG_OBJECTS = 20_000  # before the interpreter looks for cycles: with its 700, that is a twentieth of all time
 NOTICE_SECONDS = 0.5  # in which probes see that the server is draining
 
 
@@ -280,6 +281,7 @@ class ServerProcess:
             await service.warm_up()
             gc.collect()
             gc.freeze()  # what is loaded stays: later collections need not look at it
+            gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
             settings = replace(plan.settings, reload=self._reload_workers) if plan.parent else plan.settings
             app = create_app(service, settings, state=self.state, metrics=self.metrics)
             self.service, self.starting.application, self.state.ready = service, app, True
