@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,7 +112,13 @@ class Calibration:
 
     def confidence(self, token_scores: Sequence[float]) -> float:
         """The quality to expect of an output whose tokens have these log-probabilities, from 0 to 1."""
-        return float(interpolated(_input(self.quality, token_scores), self.inputs, self.values))
+        given, (knots, values) = _input(self.quality, token_scores), self._function
+        return float(np.interp(given, knots, values) if given >= knots[0] else interpolated(given, knots, values))
+
+    @cached_property
+    def _function(self) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and values as arrays: making them takes longer than finding a value."""
+        return np.asarray(self.inputs, float), np.asarray(self.values, float)
 
     def save(self, folder: Path) -> None:
         replace_file(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")

@@ -412,21 +412,23 @@ class Model:
         self, text: str, source: EncodedSource | None, hypotheses: list[Hypothesis], cut: bool
     ) -> Prediction:
         unknown = self.source_encoding.oov_words(text)
-        nbest = tuple(
-            Prediction(
+        rows = [
+            (
                 text,
                 self.target.decode(one.text_ids, unknown),
-                tuple(map(self.target.piece, one.ids)),
+                self.target.pieces(one.ids),
                 one.token_scores,
                 one.complete,
                 cut,
-                confidence=None if self.calibration is None else self.calibration.confidence(one.token_scores),
+                (),
+                None if self.calibration is None else self.calibration.confidence(one.token_scores),
             )
             for one in hypotheses
-        )
+        ]
+        nbest = tuple(Prediction(*row) for row in rows)
         ranked = tuple((one.text, one.score) for one in nbest)
         decoded = DecodedSource(text, source, hypotheses[0], ranked)
-        return replace(nbest[0], nbest=nbest, decoded=decoded, model=self)
+        return Prediction(*rows[0], nbest=nbest, decoded=decoded, model=self)
 
     def explain_predictions(self, predictions: Sequence[Prediction]) -> list[Explanation | None]:
         """Computes the explanations of many predictions in batches and stores them there; None for an empty line."""

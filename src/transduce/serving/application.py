@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, FastAPI
@@ -52,12 +52,28 @@ from transduce.serving.service import (
 from transduce.serving.telemetry import RequestTrace, Tracing
 
 PROBES = frozenset({"/health", "/ready", "/live"})  # need no key, and are answered while the server stops
-SHORT_BODIES = ("application/json", "application/x-www-form-urlencoded", "text/")
+SHORT_BODIES = (b"application/json", b"application/x-www-form-urlencoded", b"text/")
 REQUEST_ID = re.compile(r"[\w.-]{1,64}")
 REQUEST_IDS = random.Random()  # they are no secrets, for which the kernel would be asked each time
 LOGGED_BYTES = 2000  # of a request, where texts are logged
 HANDLED = (ServiceError, InputError, RequestValidationError, HTTPException)  # errors that the application answers
 MOST_CLIENTS = 10_000  # whose rates are remembered
+
+
+CONNECTION = "transduce.connection"  # the ASGI extension that is a `Connection`
+
+
+class Connection(Protocol):
+    """What our own server offers beside ASGI: whole requests and responses. Messages would take longer than a search."""
+
+    def body(self) -> bytes | None:
+        """The whole body of the request; None: it has not arrived."""
+
+    def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Writes a whole response at once; False: it has to be sent in messages."""
+
+    def watch(self, leave: Callable[[], None] | None) -> None:
+        """Calls this function when the client leaves; None: no longer."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +286,8 @@ class Exchange:
     client: str = ""
     status: int = 0
     text: str = ""  # the beginning of the body
+    headers: dict[bytes, bytes] = field(default_factory=dict)  # of those with one name, the first
+    connection: Connection | None = None
     trace: RequestTrace | None = None
     direct: bool = False  # True: the path is the template of its route
 
@@ -277,6 +295,14 @@ class Exchange:
     def route(self) -> str:
         """The template of the route: a metric label of few values."""
         return self.path if self.direct else str(getattr(self.scope.get("route"), "path", "other"))
+
+
+class ReceivedRequest(Request):
+    """A request whose body has been read."""
+
+    def __init__(self, scope: Scope, receive: Receive, body: bytes) -> None:
+        super().__init__(scope, receive)
+        self._body = body
 
 
 class Gateway:
@@ -295,14 +321,18 @@ class Gateway:
         self.app, self.settings, self.state, self.metrics, self.errors = app, settings, state, metrics, errors
         self.direct = direct
         self.keys, self.rates = Keys(settings.keys), Rates(settings.limits.requests_per_minute)
+        self._counters: dict[tuple[str, str, int], Any] = {}  # finding them takes longer than counting
+        self._latencies: dict[str, Any] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        headers = dict(reversed(scope["headers"]))
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if given and REQUEST_ID.fullmatch(given) else f"{REQUEST_IDS.getrandbits(128):032x}"
-        exchange = Exchange(scope, scope["path"], request_id, time.perf_counter())
+        exchange = Exchange(scope, scope["path"], request_id, time.perf_counter(), headers=headers)
+        exchange.connection = scope.get("extensions", {}).get(CONNECTION)
         counted = exchange.path not in PROBES
         if self.settings.tracing is not None and counted:
             exchange.trace = self._begin_trace(self.settings.tracing, exchange)
@@ -324,12 +354,23 @@ class Gateway:
         async def forward(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", exchange.request_id.encode())]
-                if self.state.draining:
-                    message["headers"].append((b"connection", b"close"))
+                message["headers"] = self._headers(exchange, message["headers"])
             await send(message)
 
         return forward
+
+    def _headers(self, exchange: Exchange, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        own = [*headers, (b"x-request-id", exchange.request_id.encode())]
+        return [*own, (b"connection", b"close")] if self.state.draining else own
+
+    async def _send(self, exchange: Exchange, response: Response, receive: Receive, send: Send) -> None:
+        """Sends a response: one that is a body in memory in one piece, where the server can."""
+        if exchange.connection is not None and type(response) in (JSONResponse, Response) and not response.background:
+            headers = self._headers(exchange, response.raw_headers)
+            if exchange.connection.answer(response.status_code, headers, bytes(response.body)):
+                exchange.status = response.status_code
+                return
+        await response(exchange.scope, receive, send)
 
     async def _serve(self, exchange: Exchange, receive: Receive, send: Send) -> None:
         try:
@@ -337,11 +378,11 @@ class Gateway:
             CALLER.set(Caller(exchange.client, exchange.request_id, exchange.trace))
             await self._forward(exchange, body, receive, send)
         except ServiceError as error:
-            await self.errors.render(exchange.path, error)(exchange.scope, receive, send)
+            await self._send(exchange, self.errors.render(exchange.path, error), receive, send)
         except Exception as error:
             self._log_failure(exchange, error)
             if not exchange.status:
-                await self.errors.render(exchange.path, ServiceError())(exchange.scope, receive, send)
+                await self._send(exchange, self.errors.render(exchange.path, ServiceError()), receive, send)
 
     async def _admit(self, exchange: Exchange, receive: Receive) -> bytes:
         """The body of a request that may be served."""
@@ -349,22 +390,27 @@ class Gateway:
             return b""
         if self.state.draining or not self.state.ready:
             raise Draining("the server is stopping" if self.state.draining else "the server is starting")
-        request = Request(exchange.scope)
-        body = await self._read(request, receive)
+        body = await self._read(exchange, receive)
         check_unicode(body)
-        exchange.client = self._client(exchange, request, body)
+        exchange.client = self._client(exchange, body)
         self.rates.admit(exchange.client)
-        exchange.text = body[:LOGGED_BYTES].decode("utf-8", "replace")
+        if self.settings.log_text:
+            exchange.text = body[:LOGGED_BYTES].decode("utf-8", "replace")
         return body
 
-    async def _read(self, request: Request, receive: Receive) -> bytes:
+    async def _read(self, exchange: Exchange, receive: Receive) -> bytes:
         """The body, within the limits of its kind in bytes and seconds."""
-        limits, kind = self.settings.limits, request.headers.get("content-type", "application/json")
+        limits, kind = self.settings.limits, exchange.headers.get(b"content-type", b"application/json")
         short = kind.startswith(SHORT_BODIES)
         name, most = ("body bytes", limits.body_bytes) if short else ("upload bytes", limits.upload_bytes)
-        length = request.headers.get("content-length", "")
+        length = exchange.headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > most:
             raise BodyTooLarge(name, most, int(length))
+        whole = None if exchange.connection is None else exchange.connection.body()
+        if whole is not None:
+            if len(whole) > most:
+                raise BodyTooLarge(name, most)
+            return whole
         parts, size = list[bytes](), 0
         try:
             async with asyncio.timeout(limits.body_seconds):
@@ -381,11 +427,11 @@ class Gateway:
         except TimeoutError:
             raise RequestTimeout(f"the request did not arrive within {limits.body_seconds:g} seconds") from None
 
-    def _client(self, exchange: Exchange, request: Request, body: bytes) -> str:
+    def _client(self, exchange: Exchange, body: bytes) -> str:
         """The name of the client: its key, or its address where no keys are needed."""
         if not self.settings.keys:
             return str((exchange.scope.get("client") or ("",))[0])
-        key = request_key(request, body, self.errors.interface(exchange.path))
+        key = request_key(Request(exchange.scope), body, self.errors.interface(exchange.path))
         if not key:
             raise KeyMissing
         client = self.keys.client(key)
@@ -396,6 +442,12 @@ class Gateway:
     async def _forward(self, exchange: Exchange, body: bytes, receive: Receive, send: Send) -> None:
         """Runs the application, and cancels it when the client leaves."""
         gone, unread = asyncio.Event(), [body]
+        work, watcher = asyncio.current_task(), None
+        assert work is not None
+
+        def leave() -> None:
+            gone.set()
+            work.cancel()
 
         async def receive_body() -> Message:
             if unread:
@@ -406,42 +458,50 @@ class Gateway:
         async def watch() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
-            gone.set()
+            leave()
 
-        work, watcher = asyncio.current_task(), asyncio.ensure_future(watch())
-        assert work is not None
-        watcher.add_done_callback(lambda _: None if not gone.is_set() else work.cancel())
+        if exchange.connection is None:
+            watcher = asyncio.ensure_future(watch())
+        else:
+            exchange.connection.watch(leave)
         try:
-            await self._answer(exchange, receive_body, send)
+            await self._answer(exchange, body, receive_body, send)
         except asyncio.CancelledError:
             if not gone.is_set():
                 raise
             work.uncancel()
             self.metrics.disconnects.inc()
         finally:
-            watcher.cancel()
+            if watcher is not None:
+                watcher.cancel()
+            if exchange.connection is not None:
+                exchange.connection.watch(None)
 
-    async def _answer(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+    async def _answer(self, exchange: Exchange, body: bytes, receive: Receive, send: Send) -> None:
         endpoint = self.direct.get((exchange.scope["method"], exchange.path))
         if endpoint is None:
             await self.app(exchange.scope, receive, send)
             return
-        exchange.direct, request = True, Request(exchange.scope, receive)
+        exchange.direct, request = True, ReceivedRequest(exchange.scope, receive, body)
         try:
             response = await endpoint(request)
         except HANDLED as error:
             response = await self.errors.handle(request, error)
-        await response(exchange.scope, receive, send)
+        await self._send(exchange, response, receive, send)
 
     def _record(self, exchange: Exchange) -> None:
         seconds, status = time.perf_counter() - exchange.begin, exchange.status or 499  # 499: the client left
         method = exchange.scope["method"]
-        self.metrics.requests.labels(exchange.route, method, str(status)).inc()
-        self.metrics.latency.labels(exchange.route).observe(seconds)
+        route = exchange.route
+        if (route, method, status) not in self._counters:
+            self._counters[route, method, status] = self.metrics.requests.labels(route, method, str(status))
+            self._latencies[route] = self.metrics.latency.labels(route)
+        self._counters[route, method, status].inc()
+        self._latencies[route].observe(seconds)
         if exchange.trace is not None:
-            exchange.trace.end(exchange.route, method, status)
+            exchange.trace.end(route, method, status)
         if self.settings.log is not None:
-            record = {"event": "request", "request_id": exchange.request_id, "route": exchange.route, "method": method}
+            record = {"event": "request", "request_id": exchange.request_id, "route": route, "method": method}
             record |= {"text": exchange.text} if self.settings.log_text else {}
             self.settings.log({**record, "status": status, "seconds": round(seconds, 6), "client": exchange.client})
 

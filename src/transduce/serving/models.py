@@ -244,7 +244,7 @@ def generated_texts(prediction: Prediction, request: GenerationRequest) -> tuple
     rivals = prediction.nbest or (prediction,)
     found = [_plain(one, count, request.stop) for one in rivals]
     changes: dict[str, Any] = {}
-    if prediction.confidence is not None:
+    if prediction.confidence != found[0].confidence:
         changes["confidence"] = prediction.confidence
     if "alignment" in request.wants:
         changes["alignment"] = tuple(prediction.alignment)

@@ -19,10 +19,10 @@ from typing import Any, cast
 import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from transduce.inference.model import Model
-from transduce.serving.application import ServerSettings, ServerState, create_app
+from transduce.serving.application import CONNECTION, ServerSettings, ServerState, create_app
 from transduce.serving.jobs import Jobs
 from transduce.serving.metrics import Metrics
 from transduce.serving.model_service import EngineOptions, ModelService
@@ -33,6 +33,7 @@ from transduce.serving.workers import Address
 HEADER_SECONDS = 10.0  # in which the header of a request must have arrived
 HEADER_BYTES = 64 * 1024  # of a header: clients of LibreTranslate send texts in the query
 SWITCH_SECONDS = 0.0002  # after which the event loop gets the interpreter from an engine: 5 ms make answers wait
+YOUNG_OBJECTS = 20_000  # before the interpreter looks for cycles: with its 700, that is a twentieth of all time
 NOTICE_SECONDS = 0.5  # in which probes see that the server is draining
 
 
@@ -67,11 +68,54 @@ class StartingApplication:
             await answer(scope, receive, send)
 
 
+class WholeMessages:
+    """One request of a connection, read and answered in one piece: `Connection` of the application."""
+
+    leave: Callable[[], None] | None = None  # called when the client leaves
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self.cycle = cycle
+
+    def watch(self, leave: Callable[[], None] | None) -> None:
+        self.leave = leave
+        self.cycle.flow.resume_reading()  # a large body has paused it
+
+    def body(self) -> bytes | None:
+        cycle = self.cycle
+        if cycle.more_body or cycle.disconnected or cycle.response_complete:
+            return None
+        found, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        return found
+
+    def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+        cycle = self.cycle
+        if cycle.response_started or cycle.disconnected or cycle.flow.write_paused:
+            return False
+        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        if (b"connection", b"close") in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        head = b"".join((STATUS_LINE[status], *lines, b"\r\n"))
+        if head.count(b"\n") != len(lines) + 2:
+            return False  # a line feed in a header, which the messages refuse
+        cycle.transport.write(head + body)
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+        return True
+
+
 class TimedHeaders(HttpToolsProtocol):
     """A connection that is closed when the header of a request takes too long to arrive, or is too large."""
 
     _timer: asyncio.TimerHandle | None = None
     _pending = 0  # bytes since the header began
+    _requests: Sequence[WholeMessages] = ()  # that have not been answered: several of a client that pipelines
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -91,10 +135,17 @@ class TimedHeaders(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._disarm()
         super().on_headers_complete()
+        if self.cycle is not None:
+            new = WholeMessages(self.cycle)
+            self._requests = [*(one for one in self._requests if not one.cycle.response_complete), new]
+            self.scope["extensions"] = {CONNECTION: new}  # type: ignore[typeddict-item]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
+        for one in self._requests:
+            if one.leave is not None:
+                one.leave()
 
     def _arm(self) -> None:
         if self._timer is None:
@@ -230,6 +281,7 @@ class ServerProcess:
             await service.warm_up()
             gc.collect()
             gc.freeze()  # what is loaded stays: later collections need not look at it
+            gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
             settings = replace(plan.settings, reload=self._reload_workers) if plan.parent else plan.settings
             app = create_app(service, settings, state=self.state, metrics=self.metrics)
             self.service, self.starting.application, self.state.ready = service, app, True

@@ -69,6 +69,7 @@ class Tokenizer:
             self._content = [piece.encode() for piece in vocabulary.pieces[len(SPECIALS) :]]
         # <unk> replaces text, so it is shown; <pad>, <s> and </s> have no text.
         self._content = [b"", b"", b"", SPECIALS[UNK].encode(), *self._content, *[b""] * len(vocabulary.languages)]
+        self._displayed: dict[int, str] = {}  # pieces by id: making one takes longer than finding it
 
     @classmethod
     def train(
@@ -178,7 +179,16 @@ class Tokenizer:
 
     def piece(self, number: int) -> str:
         """One token for display; bytes that are no complete character are written as \\xe2."""
-        number %= len(self._content)  # without its word mark
+        found = self._displayed.get(number)
+        if found is None:
+            found = self._displayed[number] = self._make_piece(number % len(self._content))  # without its word mark
+        return found
+
+    def pieces(self, ids: Iterable[int]) -> tuple[str, ...]:
+        """Tokens for display."""
+        return tuple(map(self.piece, ids))
+
+    def _make_piece(self, number: int) -> str:
         if number < len(SPECIALS):
             return SPECIALS[number]
         if number >= len(self.vocabulary.pieces):
@@ -362,13 +372,18 @@ class Tokenizer:
 
     def _join_words(self, ids: Iterable[int], oov_words: Mapping[int, str]) -> str:
         parts: list[str] = []
-        after_word = False
+        after_word, words = False, self._words
         for number in ids:
-            if part := oov_words.get(number) or self._content[number].decode():
+            if part := oov_words.get(number) or words[number]:
                 is_word = not part.isspace()
                 parts.append(f" {part}" if is_word and after_word else part)
                 after_word = is_word
         return "".join(parts)
+
+    @cached_property
+    def _words(self) -> list[str]:
+        """The text of every id of `kind: words`."""
+        return [content.decode() for content in self._content]
 
     def encode_with_dropout(self, text: str, rate: float, rng: random.Random, *, parts: bool = False) -> list[int]:
         """BPE dropout: skips each merge with probability `rate` (Provilkov et al. 2020).

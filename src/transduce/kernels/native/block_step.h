@@ -153,20 +153,30 @@ static void self_attend(const Block *block, const Step *step, int64_t first, int
     }
 }
 
-/* Cross-attention. Rows of one source share each head of its keys while it is in the processor cache. */
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* Length of a source without its padding. */
+static int64_t real_rows(const float *mask_bias, int64_t columns) {
+    while (columns > 0 && mask_bias[columns - 1] == -INFINITY) columns--;
+    return columns;
+}
+
+/* Cross-attention. Rows of one source share each head of its keys while it is in the processor cache. Padding is not read:
+   the memory of a search has columns for longer sources, and its weights would be 0. */
 static void cross_attend(const Block *block, const Step *step, int64_t first, int64_t rows, const Scratch *scratch) {
     int64_t heads = block->heads, width = block->head_width, size = heads * width;
     for (int64_t i = 0; i < step->source_length; i++) scratch->offsets[i] = i * width;
     for (int64_t one = 0, next; one < rows; one = next) {
         int64_t source = row_of(step, first + one) / step->beams;
         for (next = one + 1; next < rows && row_of(step, first + next) / step->beams == source;) next++;
+        const float *mask_bias = step->mask_bias + source * step->source_length;
+        int64_t count = most(real_rows(mask_bias, step->source_length), 1);
         for (int64_t head = 0; head < heads; head++) {
             int64_t begin = (source * heads + head) * step->source_length * width;
             for (int64_t row = one; row < next; row++)
                 attend(scratch->hidden + row * size + head * width, step->memory_keys + begin,
-                       step->memory_values + begin, scratch->offsets, step->source_length,
-                       step->mask_bias + source * step->source_length, (float)block->memory_scale, width, scratch->scores,
-                       scratch->context + row * size + head * width);
+                       step->memory_values + begin, scratch->offsets, count, mask_bias, (float)block->memory_scale, width,
+                       scratch->scores, scratch->context + row * size + head * width);
         }
     }
 }

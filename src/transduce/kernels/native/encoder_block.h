@@ -74,12 +74,6 @@ static void encoder_self_attend(const Block *block, const float *qkv_row, const 
     }
 }
 
-/* Length of a source without its padding. */
-static int64_t real_rows(const float *mask_bias, int64_t columns) {
-    while (columns > 0 && mask_bias[columns - 1] == -INFINITY) columns--;
-    return columns;
-}
-
 /* x: B S D, in place. Real rows of a few sources at a time are packed together. Nonzero: out of memory. */
 int64_t transduce_encoder_block(const Block *block, const EncoderInput *given, float *x) {
     int64_t columns = given->source_length, width = block->qkv.inputs, hidden = block->up.outputs;

@@ -59,8 +59,6 @@ int64_t transduce_linear(const Linear *m, const float *x, int64_t rows, float *y
     return 0;
 }
 
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* x + f(x), with the norm of a post-norm block: `last` is the last linear layer of f, and reads `from`. */
 static void add_residual(const Block *block, int part, const Linear *last, const float *from, int64_t rows, float *x,
                   int64_t threads, const Scratch *scratch) {
