@@ -53,8 +53,13 @@ def computation(tokens: float, size: str, parallel: str) -> float:
     """
     if parallel == "ddp":
         return tokens / speed_of_one(size)
-    record = json.loads((RESULTS / f"sharding-{size}-cuda-1.json").read_text(encoding="utf-8"))
+    record = json.loads(_wrapped_record(size).read_text(encoding="utf-8"))
     return float(record["fsdp"]) * max(1.0, tokens / TOKENS)
+
+
+def _wrapped_record(size: str) -> Path:
+    """What benchmarks.sharding measured of a model that is wrapped by FSDP on one GPU."""
+    return RESULTS / f"sharding-{size}-cuda-1.json"
 
 
 def rows() -> list[dict[str, Any]]:
@@ -63,6 +68,8 @@ def rows() -> list[dict[str, Any]]:
     for size in SIZES:
         speed = speed_of_one(size)
         for parallel in VOLUME:
+            if parallel == "fsdp" and not _wrapped_record(size).exists():
+                continue
             for count in GPUS:
                 seconds = communication(count, size, parallel)
                 grown, fixed = (computation(tokens, size, parallel) + seconds for tokens in (TOKENS, BATCH / count))

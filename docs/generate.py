@@ -331,18 +331,27 @@ def _overhead_lines() -> list[str]:
     lines.append("|---|---:|---|---:|---:|---:|---|")
     for one in sorted(records, key=lambda record: str(record["size"])):
         for graphs, ordinary, wrapped in (("yes", "one_cuda_graphs", "fsdp_cuda_graphs"), ("no", "one", "fsdp")):
-            seconds = one[ordinary], one[wrapped]
-            cells = [one["size"], f"{one['tokens']:,}", graphs, *(f"{1e3 * value:.1f}" for value in seconds)]
-            cells += [f"{seconds[1] / seconds[0] - 1:.1%}", one["machine"]]
+            seconds = one[ordinary], one.get(wrapped)
+            cells = [one["size"], f"{one['tokens']:,}", graphs, f"{1e3 * seconds[0]:.1f}"]
+            known = [] if seconds[1] is None else [f"{1e3 * seconds[1]:.1f}", f"{seconds[1] / seconds[0] - 1:.1%}"]
+            cells += [*(known or ["not measured", ""]), one["machine"]]
             lines.append(f"| {' | '.join(cells)} |")
-    found = [one["differences"][pair] for one in records for pair in one["differences"] if pair.startswith("fsdp")]
+    return [*lines, "", *_difference_lines(records), ""]
+
+
+def _difference_lines(records: list[dict[str, Any]]) -> list[str]:
+    """How far trainings of a wrapped model are from those of the ordinary one, where a record has it."""
+    compared = [one for one in records if "differences" in one]
+    if not compared:
+        return [""]
+    found = [one["differences"][pair] for one in compared for pair in one["differences"] if pair.startswith("fsdp")]
     loss, norm = (max(one[key] for one in found) for key in ("loss", "gradient_norm"))
     text = (
-        f"Losses of {records[0]['compared_updates']} updates from the same weights, without dropout, in one and in two "
-        f"micro-batches: the wrapped model has those of the ordinary one within {loss:.1e} of them, and the norms of "
-        f"the gradients within {norm:.1e}."
+        f"Losses of {compared[0]['compared_updates']} updates from the same weights, without dropout, in one and in "
+        f"two micro-batches: the wrapped model has those of the ordinary one within {loss:.1e} of them, and the "
+        f"norms of the gradients within {norm:.1e}."
     )
-    return [*lines, "", text, "", ""]
+    return [text, ""]
 
 
 def _preparation_table() -> list[str]:

@@ -51,8 +51,8 @@ class TextRecipe(Section):
     dropout: Fraction = Field(0.0, description="BPE dropout in training (Provilkov 2020).")
     cls: bool = Field(
         False,
-        description="<s> before every text: the <cls> that a head with `pooling: first` reads (Devlin 2019); before the "
-        "sources of a decoder it shows relative positions where the source begins (Csordás 2021).",
+        description="<s> before every text: the <cls> that a head with `pooling: first` reads (Devlin 2019); before "
+        "the sources of a decoder it shows relative positions where the source begins (Csordás 2021).",
     )
     normalisation: tuple[
         Literal["canonical", "nfkc", "quotes", "dashes", "spaces", "lower", "nfd", "nfc", "case", "case_words"], ...

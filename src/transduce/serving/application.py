@@ -64,7 +64,10 @@ CONNECTION = "transduce.connection"  # the ASGI extension that is a `Connection`
 
 
 class Connection(Protocol):
-    """What our own server offers beside ASGI: whole requests and responses. Messages would take longer than a search."""
+    """What our own server offers beside ASGI: whole requests and responses.
+
+    ASGI messages would take longer than the search of a short text.
+    """
 
     def body(self) -> bytes | None:
         """The whole body of the request; None: it has not arrived."""

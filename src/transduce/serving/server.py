@@ -138,7 +138,7 @@ class TimedHeaders(HttpToolsProtocol):
         if self.cycle is not None:
             new = WholeMessages(self.cycle)
             self._requests = [*(one for one in self._requests if not one.cycle.response_complete), new]
-            self.scope["extensions"] = {CONNECTION: new}  # type: ignore[typeddict-item]
+            cast(Any, self.scope)["extensions"] = {CONNECTION: new}
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
