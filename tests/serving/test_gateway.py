@@ -170,6 +170,18 @@ def test_headers_that_do_not_end_or_are_too_long_close_the_connection(monkeypatc
             assert b" 200 " in long.recv(1000)
 
 
+def test_answers_to_head_have_no_body_and_keep_the_connection() -> None:
+    """A body after the answer to HEAD would be read as the beginning of the next answer."""
+    request = b"HEAD /nowhere HTTP/1.1\r\nHost: x\r\n\r\n"
+    for port in served(create_app(Echo(), ServerSettings(keys=("secret",))), TimedHeaders):
+        with socket.create_connection(("127.0.0.1", port), 20) as client, client.makefile("rb") as answers:
+            client.sendall(request + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            refused, _, rest = answers.read().partition(b"\r\n\r\n")
+            assert refused.startswith(b"HTTP/1.1 401 ")
+            assert rest.startswith(b"HTTP/1.1 200 ")
+            assert rest.endswith(b"}")
+
+
 def test_connections_that_wait_to_be_accepted_are_answered_before_the_port_closes() -> None:
     state, request = ServerState(ready=True, draining=True), b"GET /languages HTTP/1.1\r\nHost: x\r\n\r\n"
     config = uvicorn.Config(create_app(Echo(), ServerSettings(), state=state), http=TimedHeaders, lifespan="off")

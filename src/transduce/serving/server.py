@@ -92,6 +92,8 @@ class WholeMessages:
         cycle = self.cycle
         if cycle.response_started or cycle.disconnected or cycle.flow.write_paused:
             return False
+        if cycle.scope["method"] == "HEAD":
+            body = b""
         lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
         if (b"connection", b"close") in headers:
             cycle.keep_alive = False
