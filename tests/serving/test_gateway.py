@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import APIRouter
@@ -36,6 +37,7 @@ from transduce.serving.service import (
     TokenEvent,
 )
 
+JSON, PAGE = "application/json", "https://page.example"
 LIMITS = Limits(body_bytes=1000, upload_bytes=2000, body_seconds=0.2)
 
 
@@ -170,16 +172,43 @@ def test_headers_that_do_not_end_or_are_too_long_close_the_connection(monkeypatc
             assert b" 200 " in long.recv(1000)
 
 
-def test_answers_to_head_have_no_body_and_keep_the_connection() -> None:
-    """A body after the answer to HEAD would be read as the beginning of the next answer."""
-    request = b"HEAD /nowhere HTTP/1.1\r\nHost: x\r\n\r\n"
-    for port in served(create_app(Echo(), ServerSettings(keys=("secret",))), TimedHeaders):
-        with socket.create_connection(("127.0.0.1", port), 20) as client, client.makefile("rb") as answers:
-            client.sendall(request + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            refused, _, rest = answers.read().partition(b"\r\n\r\n")
-            assert refused.startswith(b"HTTP/1.1 401 ")
-            assert rest.startswith(b"HTTP/1.1 200 ")
-            assert rest.endswith(b"}")
+REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "probe": ("GET", "/health", {}),
+    "head": ("HEAD", "/health", {}),
+    "list": ("GET", "/languages", {}),
+    "text": ("POST", "/v1/transduce", {"json": {"input": "a"}}),
+    "stream": ("POST", "/v1/transduce", {"json": {"input": "a", "stream": True}}),
+    "query": ("POST", "/translate", {"params": {"q": "a", "source": "en", "target": "de"}}),
+    "form": ("POST", "/translate", {"data": {"q": "a", "source": "en", "target": "de"}}),
+    "chunks": ("POST", "/v1/transduce", {"content": [b'{"input": ', b'"a"}'], "headers": {"content-type": JSON}}),
+    "wrong body": ("POST", "/v1/transduce", {"content": b"{", "headers": {"content-type": JSON}}),
+    "large body": ("POST", "/v1/transduce", {"content": b"a" * 2000, "headers": {"content-type": JSON}}),
+    "no route": ("GET", "/nowhere", {}),
+    "head of no route": ("HEAD", "/nowhere", {}),
+    "no method": ("DELETE", "/health", {}),
+    "other page": ("POST", "/v1/transduce", {"json": {"input": "a"}, "headers": {"Origin": PAGE}}),
+    "refused to a page": ("POST", "/v1/transduce", {"content": b"a" * 2000, "headers": {"Origin": PAGE}}),
+    "preflight": ("OPTIONS", "/v1/transduce", {"headers": {"Origin": PAGE, "Access-Control-Request-Method": "POST"}}),
+}
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"keys": ("secret",)}, {"cors_origins": (PAGE,)}], ids=["open", "keys", "cors"]
+)
+def test_a_connection_has_the_answers_of_the_application(settings: dict[str, Any]) -> None:
+    """The server reads and writes whole messages, past the application. All requests share one connection."""
+    app = create_app(Echo(), ServerSettings(limits=LIMITS, **settings))
+    own = {"connection", "date", "server", "transfer-encoding"}
+    for port in served(app, TimedHeaders):
+        address, named = f"http://127.0.0.1:{port}", {"X-Request-ID": "request-1"}
+        with TestClient(app, headers=named) as expected, httpx.Client(base_url=address, headers=named) as connection:
+            for name, (method, path, options) in REQUESTS.items():
+                answers = [client.request(method, path, **options) for client in (expected, connection)]
+                found = [
+                    (one.status_code, one.content, {key: text for key, text in one.headers.items() if key not in own})
+                    for one in answers
+                ]
+                assert found[0] == found[1], name
 
 
 def test_connections_that_wait_to_be_accepted_are_answered_before_the_port_closes() -> None:
@@ -303,7 +332,7 @@ def test_probes_follow_the_state_and_other_routes_wait() -> None:
 
 
 def test_pages_of_other_origins_may_read_answers_only_where_allowed() -> None:
-    asked = {"Origin": "https://page.example"}
+    asked = {"Origin": PAGE}
     assert "access-control-allow-origin" not in client().get("/health", headers=asked).headers
-    allowed = client(cors_origins=("https://page.example",)).get("/health", headers=asked)
-    assert allowed.headers["access-control-allow-origin"] == "https://page.example"
+    allowed = client(cors_origins=(PAGE,)).get("/health", headers=asked)
+    assert allowed.headers["access-control-allow-origin"] == PAGE

@@ -368,7 +368,10 @@ class Gateway:
 
     async def _send(self, exchange: Exchange, response: Response, receive: Receive, send: Send) -> None:
         """Sends a response: one that is a body in memory in one piece, where the server can."""
-        if exchange.connection is not None and type(response) in (JSONResponse, Response) and not response.background:
+        whole = type(response) in (JSONResponse, Response) and not response.background
+        if (
+            exchange.connection is not None and whole and not self.settings.cors_origins
+        ):  # CORS adds headers to messages
             headers = self._headers(exchange, response.raw_headers)
             if exchange.connection.answer(response.status_code, headers, bytes(response.body)):
                 exchange.status = response.status_code
