@@ -135,6 +135,18 @@ def test_after_an_error_before_the_first_shard_is_done_the_command_may_have_othe
     assert called.code == 0, called.err
 
 
+def test_a_folder_with_files_of_somebody_else_is_left_alone(
+    command: Command, attention_run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in.txt").write_bytes(b"red \xff\n")
+    (tmp_path / "out.parts").mkdir()
+    (tmp_path / "out.parts" / "notes.txt").write_text("mine")
+    called = command("generate", attention_run, tmp_path / "in.txt", "--backend", "local", "--output", tmp_path / "out")
+    assert called.code == 2
+    assert f"{tmp_path / 'out.parts'}: this folder has other files" in called.err
+    assert (tmp_path / "out.parts" / "notes.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from transduce.errors import InputError
 from transduce.parsing import read_json
-from transduce.storage import json_line, make_folder, replace_file
+from transduce.storage import json_line, make_folder, remove_incomplete, replace_file
 
 Backend = Literal["local", "ray"]
 Work = Callable[[int], None]
@@ -182,6 +182,9 @@ def _begin(folder: Path, settings: Mapping[str, Any]) -> None:
     path, content = folder / "settings.json", json_line(settings)
     if not path.is_file():
         make_folder(folder)
+        remove_incomplete(folder)
+        if any(folder.iterdir()):  # an error may remove the folder
+            raise InputError("this folder has other files", where=str(folder), remedy="move it, or give another output")
         replace_file(path, content)
         return
     began = read_json(path, max_bytes=1 << 28)
