@@ -166,7 +166,7 @@ class Measurements:
         async def watch() -> None:
             while True:
                 names = ("transduce_queue_depth", "transduce_active_sources")
-                depths.append(sum([await metric(self.port, name) for name in names]))
+                depths.append(await metric(self.port, names))
                 await asyncio.sleep(1)
 
         async def run() -> Tally:
