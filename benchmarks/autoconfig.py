@@ -17,7 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -101,6 +101,12 @@ def sentence_sets(data: Path, folder: Path) -> Iterator[DataSet]:
         files[name] = folder / f"multi30k-{name}.tsv"
         files[name].write_text("".join("\t".join(pair) + "\n" for pair in pairs), encoding="utf-8")
     yield DataSet("multi30k-en-de", "sentences", "translate", str(files["train"]), str(files["val"]), "bleu", 8000)
+
+
+def budget_sets(data: Path, folder: Path) -> Iterator[DataSet]:
+    """The same sentences, for networks that a CPU trains in the 10 minutes that `transduce train` takes by default."""
+    for one in sentence_sets(data, folder):
+        yield replace(one, group="sentences, 10 CPU minutes")
 
 
 def label_sets(data: Path, folder: Path) -> Iterator[DataSet]:
@@ -330,6 +336,41 @@ SENTENCE_VARIANTS = (
     Variant("chosen"),
     *(_cosine(*one) for one in ((3500, 3e-3), (3500, 5e-3), (5000, 5e-3), (8000, 5e-3))),
 )
+
+
+def _in_time(name: str, model: Mapping[str, Any], batch: int, rate: float, pieces: int = 8_000) -> Variant:
+    """A network for little time, with the schedule that is chosen for such networks."""
+    tokens = json.dumps({"kind": "bpe", "size": pieces})
+    values = {
+        **{f"model.{part}": json.dumps(spec) for part, spec in model.items()},
+        **{f"tokens.{side}": tokens for side in ("source", "target")},
+        "training.batch_tokens": batch,
+        "training.optimiser.learning_rate": rate,
+        "training.steps": 20_000,
+        "training.schedule": "{kind: warmup_stable_decay, warmup: 200}",
+        "training.validate_every": 200,
+        "training.checkpoint_every": 200,
+    }
+    return Variant(f"{name}, {pieces:,} pieces", settings=tuple(f"{key}={value}" for key, value in values.items()))
+
+
+def _narrow(width: int, layers: int, dropout: float, decoder_layers: int | None = None) -> dict[str, Any]:
+    part = {"kind": "transformer", "width": width, "heads": 4, "ff_width": 256, "dropout": dropout}
+    return {
+        "encoder": {**part, "layers": layers},
+        "decoder": {**part, "layers": decoder_layers or layers},
+    }
+
+
+BUDGET_VARIANTS = (
+    Variant("chosen"),
+    _in_time("transformer 64 x 2", _narrow(64, 2, 0.1), 2048, 3e-3),
+    _in_time("transformer 128 x 4", _narrow(128, 4, 0.1), 4096, 2e-3),
+    _in_time("transformer 128 x 4", _narrow(128, 4, 0.1), 4096, 2e-3, 4_000),
+    _in_time("transformer 128 x 2", _narrow(128, 2, 0.1), 2048, 2e-3, 4_000),
+    _in_time("gru 256", _recurrent("gru", 256, 1, 0.2), 2048, 1e-3, 4_000),
+    _in_time("lstm 256, luong", _recurrent("lstm", 256, 1, 0.2, "luong"), 2048, 1e-3, 4_000),
+)
 WORDS = "tokens.source={kind: words, size: 30000, min_count: 2}"
 GRU = "model.encoder={kind: recurrent, width: 256, dropout: 0.4}"
 
@@ -398,6 +439,7 @@ LABEL_VARIANTS = (
 GRIDS = {
     "characters": (character_sets, CHARACTER_VARIANTS),
     "sentences": (sentence_sets, SENTENCE_VARIANTS),
+    "budget": (budget_sets, BUDGET_VARIANTS),
     "labels": (label_sets, LABEL_VARIANTS),
     "schedules": (character_sets, SCHEDULE_VARIANTS),
 }

@@ -474,7 +474,7 @@ def autoconfig_page() -> str:
     """The page as it is, with the candidates and the means of the recorded trials."""
     page = (FOLDER / "autoconfig.md").read_text(encoding="utf-8")
     blocks = {"Candidates": _candidates(), "Record": _trials(), "Speedruns": _speedruns()}
-    blocks |= {"Defaults": _defaults(), "Yoyodyne": _yoyodyne()}
+    blocks |= {"Defaults": _defaults(), "Precisions": _precisions(), "Yoyodyne": _yoyodyne()}
     for block, lines in blocks.items():
         page = _with_block(page, block, lines)
     return page
@@ -567,6 +567,20 @@ def _defaults() -> list[str]:
         table.append(
             f"| `{case}` | {written['metric']} | {' | '.join(cells)} | {chosen['test'] - written['test']:+.1f} |"
         )
+    return [*table, "", ""]
+
+
+def _precisions() -> list[str]:
+    """Training in fp32 and in bf16 on a CPU."""
+    path = FOLDER.parent / "benchmarks" / "results" / "precision-cpu.json"
+    table = [
+        "",
+        "| data | task | examples | fp32, tokens/s | bf16, tokens/s | ratio |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for one in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        speeds = f"{one['fp32']:,.0f} | {one['bf16']:,.0f} | {one['bf16'] / one['fp32']:.2f}"
+        table.append(f"| `{one['data']}` | {one['task']} | {one['examples']:,} | {speeds} |")
     return [*table, "", ""]
 
 

@@ -27,6 +27,7 @@ from transduce.autoconfig.sizes import (
     affordable,
     candidates_for,
     ensemble_for,
+    usual,
 )
 from transduce.errors import InputError
 from transduce.recipe import Recipe, TrainingRecipe, build, parse
@@ -91,7 +92,8 @@ def check(recipe: Recipe) -> None:
     ],
     ids=["sentences", "phones", "dates", "commands"],
 )
-def test_what_fits(tmp_path: Path, pairs, kinds, encoder: str, metrics) -> None:
+def test_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairs, kinds, encoder: str, metrics) -> None:
+    monkeypatch.setattr("transduce.autoconfig.computes_in_bf16", lambda device: False)
     recipe = recipe_for(str(written(tmp_path / "pairs.tsv", pairs)))
     check(recipe)
     assert (recipe.tokens.source.kind, recipe.tokens.target.kind) == kinds
@@ -163,17 +165,29 @@ def test_the_time_and_the_device_decide_the_network() -> None:
             assert affordable(rows, TimeBudget("cpu", 1e9)) is rows[0]
             chosen = [affordable(rows, TimeBudget("cpu", float(minutes))) for minutes in (1, 10, 100, 1000, 10_000)]
             assert [rows.index(one) for one in chosen] == sorted((rows.index(one) for one in chosen), reverse=True)
+            faster = [affordable(rows, TimeBudget("cpu", float(minutes), bf16=True)) for minutes in (1, 10, 100)]
+            assert all(rows.index(one) <= rows.index(other) for one, other in zip(faster, chosen, strict=False))
     assert TimeBudget("cpu").minutes == CPU_MINUTES
     assert TimeBudget("cuda").minutes is None
     assert TimeBudget("cuda", 3.0).minutes == TimeBudget("cpu", 3.0).minutes == 3.0
 
 
+def test_a_network_takes_less_time_in_bf16_where_that_was_measured() -> None:
+    for pairs, sentences, monotonic in ((800, False, True), (8_000, False, False), (29_000, True, False)):
+        for one in candidates_for(pairs, sentences, monotonic):
+            plain, fast = one.minutes(TimeBudget("cpu")), one.minutes(TimeBudget("cpu", bf16=True))
+            assert fast < plain
+            assert fast / plain == pytest.approx((one.bf16_microseconds or 0) / one.microseconds)
+    assert usual(100, 10, 1.0).minutes(TimeBudget("cpu", bf16=True)) == 0
+
+
 def test_an_ensemble_is_planned_where_the_time_suffices(tmp_path: Path) -> None:
     assert ensemble_for(800, TimeBudget("cuda")) is not None
-    few = ensemble_for(800, TimeBudget("cpu"))
-    assert few is not None
-    assert few.members == 5
-    assert ensemble_for(8_000, TimeBudget("cpu")) is None
+    for bf16, members in ((False, 4), (True, 5)):
+        few = ensemble_for(800, TimeBudget("cpu", bf16=bf16))
+        assert few is not None
+        assert few.members == members
+        assert ensemble_for(8_000, TimeBudget("cpu", bf16=bf16)) is None
     assert ensemble_for(8_000, TimeBudget("cuda")) is not None
     assert ensemble_for(800, TimeBudget("cpu", 1)) is None
     assert {ensemble_for(pairs, TimeBudget("cuda")) for pairs in (99, 50_000)} == {None}
@@ -183,6 +197,18 @@ def test_an_ensemble_is_planned_where_the_time_suffices(tmp_path: Path) -> None:
     assert plan_for(str(path), ["training.clip=2.0"], "transliterate").ensemble is not None
     assert plan_for(str(path), ["model.encoder.width=64"], "transliterate").ensemble is None
     assert plan_for(str(path), [], "generate").ensemble is None
+
+
+def test_small_networks_compute_in_fp32_on_a_cpu(tmp_path: Path) -> None:
+    forms = tmp_path / "forms.tsv"
+    forms.write_text("".join(f"{letter}ag\tN;PL\t{letter}age\n" for letter in ALPHABET * 8))
+    for device, expected in (("cpu", "fp32"), ("cuda", "auto")):
+        plan = choose({"train": str(forms)}, "inflect", TimeBudget(device))
+        assert plan.recipe.training.precision == expected
+        assert ("bf16 does not pay" in plan.reasons["training.precision"]) == (device == "cpu")
+    words = tmp_path / "words.tsv"
+    words.write_text("".join(f"{letter}ag\t{letter} a k\n" for letter in ALPHABET * 8))
+    assert choose({"train": str(words)}, "pronounce", TimeBudget("cpu")).recipe.training.precision == "auto"
 
 
 def test_minutes_of_the_command_line_and_of_the_recipe_are_one(tmp_path: Path) -> None:
@@ -253,6 +279,7 @@ def test_few_examples_get_a_warning(tmp_path: Path) -> None:
 def test_a_run_that_began_on_another_device_continues_with_its_own_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("transduce.autoconfig.computes_in_bf16", lambda _: False)
     pairs, run = tmp_path / "pairs.tsv", Run(tmp_path / "run")
     pairs.write_text("".join(f"a b {number}\tA B {number}\n" for number in range(300)))
     with monkeypatch.context() as patched:

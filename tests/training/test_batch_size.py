@@ -114,13 +114,27 @@ def test_trial_updates_find_the_memory_limit(tmp_path: Path) -> None:
     assert MARGIN * 250 < largest_fitting(run, 10**4) <= MARGIN * 321  # rows of 21 slots
 
 
-def test_precision_auto_is_bf16_where_the_device_computes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("supported", "expected"), [(True, "bf16"), (False, "fp32")])
+@pytest.mark.parametrize("instruction", ["avx512_bf16", "amx_bf16"])
+def test_precision_auto_is_bf16_where_the_device_computes_with_it(
+    monkeypatch: pytest.MonkeyPatch, supported: bool, expected: str, instruction: str
+) -> None:
     recipe = parse({"training": {"precision": "auto"}})
-    for supported, expected in ((True, "bf16"), (False, "fp32")):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, yes=supported: yes)
-        assert with_precision(recipe, torch.device("cuda")).training.precision == expected
-        assert with_precision(recipe, torch.device("cpu")).training.precision == "fp32"
-    assert resumed_recipe(with_precision(recipe, torch.device("cpu")), recipe, "").training.precision == "fp32"
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+    capabilities = {"avx512_bf16": False, "amx_bf16": False, instruction: supported}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    for device in ("cuda", "cpu"):
+        resolved = with_precision(recipe, torch.device(device))
+        assert resolved.training.precision == expected
+        assert resumed_recipe(resolved, recipe, "").training.precision == expected
+
+
+def test_precision_auto_is_fp32_where_the_instructions_of_the_cpu_are_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    recipe = parse({"training": {"precision": "auto"}})
+    assert with_precision(recipe, torch.device("cpu")).training.precision == "fp32"
 
 
 def test_seconds_per_update_are_the_clock_of_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:

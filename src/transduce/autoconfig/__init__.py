@@ -18,7 +18,7 @@ from transduce.errors import InputError, nearest
 from transduce.interop import as_run
 from transduce.recipe import Corpus, Recipe, changed_keys, load, override, parse
 from transduce.run import Run
-from transduce.training.distributed import pick_device
+from transduce.training.distributed import computes_in_bf16, pick_device
 
 GIVEN = "given on the command line, or by the run in init"
 __all__ = ["Plan", "choose", "continued_recipe", "plan_for", "recipe_for"]
@@ -85,7 +85,8 @@ def plan_for(source: str, overrides: Sequence[str] = (), task: str = "generate",
     given = changes.get("training")
     keys = {key: given[key] for key in ("device", "minutes") if key in given} if isinstance(given, dict) else {}
     training = parse({"training": keys}, where="key=value").training
-    budget = TimeBudget(pick_device(training.device).type, training.minutes or minutes)
+    device = pick_device(training.device)
+    budget = TimeBudget(device.type, training.minutes or minutes, device.type == "cpu" and computes_in_bf16(device))
     plan = choose(changes["data"], task, budget)
     chosen = _with_pretrained_parts(plan.recipe.model_dump(mode="json"), changes.get("init"))
     recipe = parse(override(chosen, overrides), where="key=value")

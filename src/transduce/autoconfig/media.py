@@ -149,7 +149,7 @@ def _video_encoder(statistics: CorpusStatistics) -> Chosen:
 
 def _video_training(statistics: CorpusStatistics, monitor: str, budget: TimeBudget) -> dict[str, Any]:
     steps = int(min(50_000, max(1_000, 40 * statistics.pairs // 64)))
-    return training_for(usual(steps, 64 * (VIDEO_FRAMES + 8), 2e-3), monitor, budget)
+    return training_for(usual(steps, 64 * (VIDEO_FRAMES + 8), 2e-3, bf16=False), monitor, budget)
 
 
 def caption_videos(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:

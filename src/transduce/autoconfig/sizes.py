@@ -16,8 +16,8 @@ MORE_UPDATES = 3  # limit of the updates as a multiple of those measured: a curv
 FEW_PAIRS, SMALL, LARGE = 100, 3_000, 50_000  # pairs
 MANY_ACCENTS = 20  # different accented letters
 GRID = "benchmarks/results/autoconfig.jsonl"
+PRECISIONS = "benchmarks/results/precision-cpu.json"
 MEMBERS, FEWEST_MEMBERS = 5, 3  # of an ensemble that is trained without being asked for
-MEMBER_SHARE = 1 / 2  # of the expected updates: members are stopped while one network alone still improves a little
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class Chosen:
 
     value: Any
     reason: str
+
+
+BF16 = Chosen("auto", "bf16 on a device that computes with it, else fp32")
 
 
 def separate(tree: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, str]]:
@@ -49,6 +52,7 @@ class TimeBudget:
 
     device: str = "cpu"
     given: float | None = None  # minutes
+    bf16: bool = False  # whether a CPU multiplies matrices in bf16
 
     @property
     def minutes(self) -> float | None:
@@ -68,16 +72,18 @@ class MeasuredNetwork:
     steps: int
     batch_tokens: int
     learning_rate: float
-    microseconds: float  # for one token, on one core of a CPU
+    microseconds: float  # for one token, on one core of a CPU in fp32
     reason: str
     record: tuple[str, str] = ("", "")  # group and variant in benchmarks/results/autoconfig.jsonl
     schedule: str = "warmup_stable_decay"
     average: int = 3
     measured: bool = True
     label_smoothing: float = 0.1
+    bf16_microseconds: float | None = None  # the same in bf16, on a CPU that computes with it; None: it is no faster
 
-    def minutes(self, speed: float) -> float:
-        return self.steps * self.batch_tokens * self.microseconds / 60e6 / speed
+    def minutes(self, budget: TimeBudget) -> float:
+        faster = self.bf16_microseconds if budget.bf16 else None
+        return self.steps * self.batch_tokens * (faster or self.microseconds) / 60e6 / budget.speed
 
     @property
     def evidence(self) -> str:
@@ -103,12 +109,22 @@ def affordable(candidates: Sequence[MeasuredNetwork], budget: TimeBudget) -> Mea
     if budget.minutes is None:
         return candidates[0]
     most = OVERRUN * budget.minutes
-    return next((one for one in candidates if one.minutes(budget.speed) <= most), candidates[-1])
+    return next((one for one in candidates if one.minutes(budget) <= most), candidates[-1])
 
 
-def usual(steps: int, batch_tokens: int, learning_rate: float) -> MeasuredNetwork:
+def usual(steps: int, batch_tokens: int, learning_rate: float, bf16: bool = True) -> MeasuredNetwork:
     """The training settings of a task that has one network for all data, which was not measured beside others."""
-    return MeasuredNetwork({}, steps, batch_tokens, learning_rate, 0.0, "", measured=False, label_smoothing=0.0)
+    return MeasuredNetwork(
+        {},
+        steps,
+        batch_tokens,
+        learning_rate,
+        0.0,
+        "",
+        measured=False,
+        label_smoothing=0.0,
+        bf16_microseconds=0.0 if bf16 else None,
+    )
 
 
 def _recurrent(cell: str, width: int, layers: int, dropout: float, context: str = "bahdanau") -> dict[str, Any]:
@@ -154,9 +170,10 @@ GRU_128 = MeasuredNetwork(
     2_000,
     2048,
     3e-3,
-    49,
+    19,
     "the fastest network that was measured, for little time",
     ("g2p low", "gru 128, cosine"),
+    bf16_microseconds=14,
 )
 # Letters and phones, by number of pairs; the best first.
 LETTERS: dict[int, tuple[MeasuredNetwork, ...]] = {
@@ -167,18 +184,20 @@ LETTERS: dict[int, tuple[MeasuredNetwork, ...]] = {
             2_500,
             4096,
             1e-3,
-            480,
+            264,
             "the best network with soft attention of the grid for 800 words",
             ("g2p low", "transformer 256 x 4, rotary"),
+            bf16_microseconds=107,
         ),
         MeasuredNetwork(
             _recurrent("lstm", 256, 1, 0.4, "luong"),
             2_500,
             2048,
             1e-3,
-            110,
+            48,
             "a recurrent network of the grid for 800 words, which takes less time than the Transformer",
             ("g2p low", "lstm 256, luong"),
+            bf16_microseconds=26,
         ),
         GRU_128,
     ),
@@ -188,18 +207,20 @@ LETTERS: dict[int, tuple[MeasuredNetwork, ...]] = {
             6_000,
             2048,
             1e-3,
-            186,
+            88,
             "the best network with soft attention of the grid for 8,000 words",
             ("g2p medium", "lstm 256 x 2"),
+            bf16_microseconds=44,
         ),
         MeasuredNetwork(
             _recurrent("gru", 256, 1, 0.4),
             6_000,
             2048,
             2e-3,
-            110,
-            "a network of the grid for 8,000 words that takes about half of the time",
+            56,
+            "a network of the grid for 8,000 words that takes about two thirds of the time",
             ("g2p medium", "gru 256, small batch"),
+            bf16_microseconds=30,
         ),
         GRU_128,
     ),
@@ -213,20 +234,22 @@ MONOTONIC: dict[int, tuple[MeasuredNetwork, ...]] = {
             2_500,
             2048,
             1e-3,
-            85,
+            56,
             "exact hard monotonic attention, the best network of the grid for 800 words",
             ("g2p low", "hard monotonic, 2 layers"),
             label_smoothing=0.0,
+            bf16_microseconds=43,
         ),
         MeasuredNetwork(
             _edit_transducer(),
             2_500,
             1024,
             1e-3,
-            95,
+            66,
             "edit actions summed out, close to hard attention in the grid for 800 words",
             ("g2p low", "edit transducer"),
             label_smoothing=0.0,
+            bf16_microseconds=46,
         ),
         *LETTERS[SMALL],
     ),
@@ -236,20 +259,22 @@ MONOTONIC: dict[int, tuple[MeasuredNetwork, ...]] = {
             6_000,
             2048,
             1e-3,
-            85,
+            56,
             "exact hard monotonic attention, as good as the best network of the grid for 8,000 words, and the fastest",
             ("g2p medium", "hard monotonic, 2 layers"),
             label_smoothing=0.0,
+            bf16_microseconds=43,
         ),
         MeasuredNetwork(
             _edit_transducer(),
             6_000,
             1024,
             1e-3,
-            95,
+            66,
             "edit actions summed out, close to hard attention in the grid for 8,000 words",
             ("g2p medium", "edit transducer"),
             label_smoothing=0.0,
+            bf16_microseconds=46,
         ),
         *LETTERS[LARGE],
     ),
@@ -263,8 +288,9 @@ MANY_LETTERS = (
         12_000,
         8192,
         1e-3,
-        550,
+        192,
         "the network of recipes/cmudict/attention.yaml, whose scores for 114,000 lines are in docs/results.md",
+        bf16_microseconds=86,
     ),
     *LETTERS[LARGE],
 )
@@ -275,13 +301,21 @@ LITTLE_TIME = (
         2_500,
         4096,
         2e-3,
-        200,
+        91,
         "Transformer-Tiny with smaller batches, for little time",
         average=5,
         measured=False,
+        bf16_microseconds=48,
     ),
     MeasuredNetwork(
-        _transformer(64, 2, 256, 0.1), 1_500, 2048, 3e-3, 40, "a small Transformer for very little time", measured=False
+        _transformer(64, 2, 256, 0.1),
+        1_500,
+        2048,
+        3e-3,
+        40,
+        "a small Transformer for very little time",
+        measured=False,
+        bf16_microseconds=25,
     ),
 )
 # Sentences, by number of pairs.
@@ -293,10 +327,11 @@ SENTENCES: dict[int, tuple[MeasuredNetwork, ...]] = {
             8_000,
             16_384,
             5e-3,
-            200,
+            128,
             TINY_TRANSFORMER,
             schedule="inverse_sqrt",
             average=10,
+            bf16_microseconds=52,
         ),
         *LITTLE_TIME,
     ),
@@ -306,11 +341,12 @@ SENTENCES: dict[int, tuple[MeasuredNetwork, ...]] = {
             20_000,
             16_384,
             2e-3,
-            700,
+            350,
             "a wider Transformer for more pairs",
             schedule="inverse_sqrt",
             average=5,
             measured=False,
+            bf16_microseconds=124,
         ),
         *LITTLE_TIME,
     ),
@@ -326,6 +362,7 @@ MANY_SENTENCES = (
         schedule="inverse_sqrt",
         average=5,
         measured=False,
+        bf16_microseconds=1_200,
     ),
     *SENTENCES[500_000],
 )
@@ -339,16 +376,17 @@ def candidates_for(pairs: int, sentences: bool, monotonic: bool = False) -> tupl
 
 
 def ensemble_for(pairs: int, budget: TimeBudget) -> PlannedEnsemble | None:
-    """The ensemble for so many pairs of a monotonic task, if the time suffices for at least three members.
+    """The ensemble for so many pairs of a monotonic task, if each of at least three members can be trained in full.
 
-    Small networks, which differ by several points between seeds, err in different places.
+    Small networks, which differ by several points between seeds, err in different places. With 8,000 words, four that
+    shared 10 minutes of a CPU were worse than one.
     """
     if not FEW_PAIRS <= pairs < LARGE:
         return None
     best = candidates_for(pairs, sentences=False, monotonic=True)[0]
     members = MEMBERS
     if budget.minutes is not None:
-        members = min(MEMBERS, int(budget.minutes / (MEMBER_SHARE * best.minutes(budget.speed))))
+        members = min(MEMBERS, int(budget.minutes / best.minutes(budget)))
     if members < FEWEST_MEMBERS:
         return None
     return PlannedEnsemble(members, NETWORKS, f"{members} small networks of two kinds err in different places")
@@ -421,6 +459,7 @@ def cosine(steps: int, check: int, rate: float, reason: str) -> dict[str, Any]:
         "schedule": {"kind": Chosen("cosine", "as in the records of such networks"), "warmup": steps // 20},
         "validate_every": check,
         "checkpoint_every": check,
+        "precision": BF16,
     }
 
 
@@ -476,12 +515,19 @@ def training_for(candidate: MeasuredNetwork, monitor: str, budget: TimeBudget) -
         "average_checkpoints": Chosen(
             candidate.average, "the mean of the last checkpoints is kept if it scores at least as well as the best"
         ),
-        "precision": Chosen("auto", "bf16 on a GPU that computes with it, else fp32"),
+        "precision": precision_for(candidate, budget),
     }
     if budget.minutes is not None:
         why = "the limit on a CPU; --minutes gives another" if budget.given is None else "the time given"
         result["minutes"] = Chosen(budget.minutes, f"{why}: the schedule is fitted to the updates that it allows")
     return result
+
+
+def precision_for(candidate: MeasuredNetwork, budget: TimeBudget) -> Chosen:
+    """bf16 where it is faster: a CPU multiplies small matrices as fast in fp32."""
+    if budget.device == "cpu" and candidate.bf16_microseconds is None:
+        return Chosen("fp32", f"on a CPU bf16 does not pay for so small a network ({PRECISIONS})")
+    return BF16
 
 
 def metrics_for(statistics: CorpusStatistics, sentences: bool) -> list[str]:

@@ -350,7 +350,8 @@ class TrainingRecipe(Section):
     clip: float | None = Field(1.0, gt=0, description="Maximal gradient norm; null: no clipping.")
     precision: Literal["fp32", "bf16", "auto"] = Field(
         "fp32",
-        description="Precision of the forward and backward pass; `auto`: bf16 on a GPU that has it, else fp32.",
+        description="Precision of the forward and backward pass; `auto`: bf16 on a device that computes with it, else "
+        "fp32.",
     )
     compile: bool = Field(False, description="Compile the model with torch.compile.")
     parallel: Literal["ddp", "fsdp"] = Field(

@@ -377,7 +377,10 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 
 
 def computes_in_bf16(device: torch.device) -> bool:
-    """Whether a GPU multiplies matrices in bf16, not only stores them."""
+    """Whether a device multiplies matrices in bf16, not only stores them: most GPUs, CPUs with AVX-512 BF16 or AMX."""
+    if device.type == "cpu":
+        capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+        return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 

@@ -279,6 +279,7 @@ def seconds_per_update(
     recipe: Recipe, device: torch.device, vocabulary: tuple[int, int], lengths: tuple[int, int]
 ) -> float:
     """Time of an update with cross-entropy and random tokens; vocabularies and line lengths are (source, target)."""
+    recipe = with_precision(recipe, device)
     network = build.build_model(recipe.model, *vocabulary)
     budget = DEFAULT_TOKENS if recipe.training.batch_tokens == "auto" else recipe.training.budget
     count = max(1, budget // (sum(lengths) + int(SPECIAL_TOKENS.sum())))
