@@ -315,6 +315,18 @@ SCHEDULE_VARIANTS = (
 )
 
 
+# What is chosen, in both precisions of a CPU.
+PRECISION_VARIANTS = tuple(
+    Variant(f"chosen, {precision}", settings=(f"training.precision={precision}",)) for precision in ("fp32", "bf16")
+)
+
+
+def precision_sets(data: Path, folder: Path) -> Iterator[DataSet]:
+    """Icelandic words, and the sentiment of SST-2."""
+    yield next(one for one in character_sets(data, folder) if one.name == "g2p-ice")
+    yield next(one for one in label_sets(data, folder) if one.name == "classify-sst2")
+
+
 def _cosine(updates: int, rate: float) -> Variant:
     """The network that is chosen for sentences, with a cosine schedule of so many updates."""
     check = updates // 5
@@ -442,6 +454,7 @@ GRIDS = {
     "budget": (budget_sets, BUDGET_VARIANTS),
     "labels": (label_sets, LABEL_VARIANTS),
     "schedules": (character_sets, SCHEDULE_VARIANTS),
+    "precisions": (precision_sets, PRECISION_VARIANTS),
 }
 MIXED = ("hard monotonic, 2 layers", "edit transducer", "lstm 256 x 2", "transformer 256 x 4, rotary")
 MIXED_INFLECTION = ("edit transducer, copying", "lstm 256 x 2, copying", "transformer 256 x 4, rotary, copying")

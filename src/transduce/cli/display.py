@@ -178,7 +178,7 @@ def show_ensemble(trained: EnsembleResult, console: Console) -> None:
     folder = quote(str(trained.run.folder))
     if trained.model is None:
         console.print(
-            f"\ninterrupted, {len(trained.members)} trainings finished: continue with the same command and --resume",
+            f"\ninterrupted; finished trainings: {len(trained.members)}. Continue with the same command and --resume",
             highlight=False,
         )
         return
