@@ -92,8 +92,7 @@ def check(recipe: Recipe) -> None:
     ],
     ids=["sentences", "phones", "dates", "commands"],
 )
-def test_what_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pairs, kinds, encoder: str, metrics) -> None:
-    monkeypatch.setattr("transduce.autoconfig.computes_in_bf16", lambda device: False)
+def test_what_fits(tmp_path: Path, pairs, kinds, encoder: str, metrics) -> None:
     recipe = recipe_for(str(written(tmp_path / "pairs.tsv", pairs)))
     check(recipe)
     assert (recipe.tokens.source.kind, recipe.tokens.target.kind) == kinds
@@ -279,7 +278,6 @@ def test_few_examples_get_a_warning(tmp_path: Path) -> None:
 def test_a_run_that_began_on_another_device_continues_with_its_own_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transduce.autoconfig.computes_in_bf16", lambda _: False)
     pairs, run = tmp_path / "pairs.tsv", Run(tmp_path / "run")
     pairs.write_text("".join(f"a b {number}\tA B {number}\n" for number in range(300)))
     with monkeypatch.context() as patched:

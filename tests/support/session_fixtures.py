@@ -33,6 +33,14 @@ def _seeded() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _processor_without_bf16() -> Iterator[None]:
+    """What `auto` chooses must not depend on the processor that runs the tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _curves_are_drawn_once() -> Iterator[None]:
     """Every training writes curves.png. Drawing takes longer than most trainings here: later runs write the first one.
 
