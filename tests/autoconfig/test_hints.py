@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from transduce.autoconfig import plan_for
+from transduce.errors import InputError
 
 DRAW = random.Random(1)
 CHINESE = [f"{chr(0x4E00 + number)}{chr(0x5E00 + number)}" for number in range(150)]
@@ -80,6 +81,30 @@ def test_columns_that_are_not_read_are_reported(tmp_path: Path, hints) -> None:
     assert hints(path, "data.columns=2,3") == []
     assert hints(path, task="embed") == []  # the third column may be a similarity
     assert hints(path, task="converse") == []  # reads all columns
+
+
+def test_a_third_column_of_numbers_may_be_a_similarity(tmp_path: Path, hints) -> None:
+    rows = [f"{one}\t{one[::-1]}\t{place % 50 / 10}" for place, one in enumerate(WORDS)]
+    (about,) = hints(write(tmp_path / "a.tsv", rows))
+    assert "column 3 holds numbers" in about
+    assert "--task embed" in about
+    (about,) = hints(write(tmp_path / "a.tsv", [*rows, "x\ty\tz"]))
+    assert "--columns 2,3" in about
+
+
+@pytest.mark.parametrize(("name", "separator"), [("a.txt", "tab"), ("a.csv", "comma")])
+def test_texts_without_targets_are_refused_with_the_tasks_that_need_none(
+    tmp_path: Path, name: str, separator: str
+) -> None:
+    path = write(tmp_path / name, ["", *WORDS])
+    for task in ("generate", "pronounce"):
+        with pytest.raises(InputError, match=f"no line has a {separator}.*without targets") as refused:
+            plan_for(path, (), task)
+        assert "--task lm" in str(refused.value)
+    plan_for(path, (), "lm")
+    broken = write(tmp_path / "b.tsv", [*(f"{one}\tx{one}" for one in WORDS), WORDS[0]])
+    with pytest.raises(InputError, match="151: missing column"):  # one line is at fault, and it is named
+        plan_for(broken, ())
 
 
 def test_tags_get_a_hint_and_copied_symbols_do_not(tmp_path: Path, hints) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transduce.autoconfig.hints import hints
+from transduce.autoconfig.hints import check_targets, hints
 from transduce.autoconfig.sizes import PlannedEnsemble, TimeBudget, ensemble_for, separate
 from transduce.autoconfig.statistics import CorpusStatistics, corpus_statistics
 from transduce.autoconfig.tasks import DATA_SECTIONS, MONOTONIC_TASKS, SOURCE_COLUMNS, TASK_RECIPES, inflection_data
@@ -83,10 +83,12 @@ def plan_for(source: str, overrides: Sequence[str] = (), task: str = "generate",
     """The recipe chosen for a data file and the device, changed by the overrides, with its reasons."""
     changes = override({"data": {"train": source}}, overrides)
     given = changes.get("training")
-    keys = {key: given[key] for key in ("device", "minutes") if key in given} if isinstance(given, dict) else {}
-    training = parse({"training": keys}, where="key=value").training
+    given = given if isinstance(given, dict) else {}
+    keys = {key: given[key] for key in ("device", "minutes", "precision") if key in given}
+    training = parse({"training": {"precision": "auto", **keys}}, where="key=value").training
     device = pick_device(training.device)
-    budget = TimeBudget(device.type, training.minutes or minutes, device.type == "cpu" and computes_in_bf16(device))
+    bf16 = device.type == "cpu" and training.precision != "fp32" and computes_in_bf16(device)
+    budget = TimeBudget(device.type, training.minutes or minutes, bf16)
     plan = choose(changes["data"], task, budget)
     chosen = _with_pretrained_parts(plan.recipe.model_dump(mode="json"), changes.get("init"))
     recipe = parse(override(chosen, overrides), where="key=value")
@@ -97,17 +99,32 @@ def plan_for(source: str, overrides: Sequence[str] = (), task: str = "generate",
         for key, reason in plan.reasons.items()
         if not any(f"{key}.".startswith(f"{one}.") or f"{one}.".startswith(f"{key}.") for one in changed)
     }
-    # The networks of an ensemble are chosen: with a network, tokens or weights that were given there is one.
-    given_network = any(key.startswith(("model.", "tokens.", "init.")) for key in changed)
-    ensemble = None if given_network else plan.ensemble
+    ensemble = _kept_ensemble(plan.ensemble, changed)
     return Plan(recipe, {**kept, **dict.fromkeys(changed, GIVEN)}, plan.statistics, plan.budget, ensemble)
+
+
+def _kept_ensemble(chosen: PlannedEnsemble | None, changed: Sequence[str]) -> PlannedEnsemble | None:
+    """What is left of a chosen ensemble after these keys of the recipe were changed.
+
+    With a network, tokens or weights that were given there is one network. Networks of several kinds have training
+    settings of their own: where these were given, all members are of the first kind.
+    """
+    if chosen is None or any(key.startswith(("model.", "tokens.", "init.")) for key in changed):
+        return None
+    settings = any(
+        key.startswith(("training.batch_tokens", "training.optimiser", "training.objective")) for key in changed
+    )
+    return replace(chosen, networks=chosen.networks[:1]) if settings else chosen
 
 
 def choose(data: dict[str, Any], task: str = "generate", budget: TimeBudget | None = None) -> Plan:
     """A complete recipe for the corpora of a `data` section, with its reasons."""
     if task not in TASK_RECIPES:
         raise InputError(f"there is no task {task!r}", remedy=nearest(task, TASK_RECIPES))
-    parse({"data": data})  # reports errors of the section before anything is added
+    section = parse({"data": data}).data  # reports errors of the section before anything is added
+    if task not in DATA_SECTIONS:  # pairs of texts
+        for corpus in section.train:
+            check_targets(corpus)
     data, table = inflection_data(data, task)
     if table and task == "generate":
         task = "inflect"

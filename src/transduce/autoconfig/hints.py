@@ -1,7 +1,8 @@
-"""Warnings about data before training: few examples, labels, tags, files, headers, columns that are not read."""
+"""Hints about data before training: missing targets, few examples, labels, tags, files, headers, columns."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -39,6 +40,24 @@ def hints(corpora: Sequence[Corpus], invalid: Invalid, statistics: CorpusStatist
         yield from _task_hints(corpora[0], invalid, statistics)
     for corpus in corpora:
         yield from _column_hints(corpus, task)
+
+
+def check_targets(corpus: Corpus) -> None:
+    """Refuses text without targets, with the tasks that need none: the reader would only name its first line."""
+    kind = corpus_format(corpus)
+    if kind not in ("tsv", "csv") or corpus.format != "pairs" or corpus.columns or corpus.modalities:
+        return
+    try:
+        rows = [cells for cells in sampled_cells(corpus, LINES, quoted=kind == "csv") if cells != [""]]
+    except (InputError, ValueError):
+        return  # reported with its place when it is read
+    if rows and all(len(cells) == 1 for cells in rows):
+        raise InputError(
+            f"no line has a {'comma' if kind == 'csv' else 'tab'}: these are texts without targets",
+            where=str(corpus.path),
+            remedy="--task lm trains a language model on them, --task mask a masked one; pairs are "
+            "`source TAB target`, or two parallel files: FILE.en,FILE.de",
+        )
 
 
 def _task_hints(corpus: Corpus, invalid: Invalid, statistics: CorpusStatistics) -> Iterator[str]:
@@ -92,8 +111,18 @@ def _column_hints(corpus: Corpus, task: str) -> Iterator[str]:
     used = {corpus.language_column, corpus.alignment, corpus.document_column} - {None}
     unread = sum(count > wanted for count in counts) >= len(counts) / 2
     if unread and not used and task != "embed":  # its third column may be a similarity
+        if wanted == 2 and all(len(cells) > 2 and _is_number(cells[2]) for cells in rest or [first]):
+            yield (
+                f"{corpus.path}: column 3 holds numbers: if they are similarities of the two texts, --task embed "
+                "trains sentence embeddings on them"
+            )
+            return
         sources = "column 1 is the source" if wanted == 2 else f"columns 1 to {wanted - 1} are the sources"
         yield (
             f"{corpus.path}: of {max(counts)} columns, {sources} and column {wanted} the target: "
             f"--columns {','.join(map(str, range(2, wanted + 2)))} reads others"
         )
+
+
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r"[+-]?\d+(\.\d+)?", cell.strip()) is not None
