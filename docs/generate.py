@@ -454,8 +454,9 @@ CLAIM_TABLE = re.compile(
 
 
 def claim_page(name: str) -> str:
-    """The page of a claim, from its record."""
-    return f"{NOTE}\n\n{markdown(CLAIMS[name], read_record(CLAIM_RECORDS / f'{name}.json'))}"
+    """The page of a claim, from its record, and from those of other machines in folders beside it."""
+    others = [read_record(path) for path in sorted(CLAIM_RECORDS.glob(f"*/{name}.json"))]
+    return f"{NOTE}\n\n{markdown(CLAIMS[name], read_record(CLAIM_RECORDS / f'{name}.json'), others)}"
 
 
 def claims_page() -> str:

@@ -71,6 +71,17 @@ def test_a_page_of_the_documentation_states_what_was_measured(tmp_path: Path) ->
     assert "transduce claims trial --quick --model all-MiniLM-L6-v2\n" in markdown(CLAIM, measured)
 
 
+def test_a_page_shows_what_differs_on_another_machine(tmp_path: Path) -> None:
+    first = record_with(1, tmp_path)
+    new = ClaimTable("times", ["name", "seconds"], [("a", 0.5)])
+    measurement = replace(first.measurement, tables=[*first.measurement.tables, new])
+    other = replace(first, environment={"machine": "GPU 7"}, measurement=measurement)
+    page, _, added = markdown(CLAIM, first, [other]).partition("## On one GPU 7: holds")
+    assert page == markdown(CLAIM, first) + "\n"
+    assert "### times" in added
+    assert "### t\n" not in added
+
+
 def test_values_have_three_digits() -> None:
     assert [cell(value) for value in (1234, 1234.5, 0.012345, True, None, "x")] == [
         "1,234", "1,234", "0.0123", "yes", "", "x",

@@ -19,11 +19,13 @@ def test_scoreboard_records_are_complete_and_of_a_row():
         record, row = json.loads(path.read_text()), ROWS[path.stem]
         assert not record["quick"]
         assert (record["recipe"], record["settings"]) == (row.recipe, list(row.settings))
+        assert (record.get("networks", []), record.get("teacher", "")) == (list(row.networks), row.teacher)
         assert record["scores"].keys() == set(row.metrics)
         for parts in record["seeds"].values():
             assert parts.keys() == set(row.parts)
             wanted = {"scores", "signatures", "parameters", "minutes", "leakage"}
             assert all(wanted <= result.keys() for result in parts.values())
+            assert {len(result["updates"]) for result in parts.values()} == {row.ensemble}
 
 
 def test_rows_that_fall_short_say_what_was_tried():

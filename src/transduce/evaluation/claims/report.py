@@ -175,7 +175,7 @@ def measure(claim: Claim, budget: Budget) -> ClaimRecord:
     wall, processor = time.perf_counter(), time.process_time()
     measurement = claim.measure(budget)
     seconds = (round(time.perf_counter() - wall, 1), round(time.process_time() - processor, 1))
-    environment = {"transduce": transduce.__version__, "torch": torch.__version__, "machine": platform.machine()}
+    environment = {"transduce": transduce.__version__, "torch": torch.__version__, "machine": machine(budget.device)}
     record = ClaimRecord(claim.name, settings, *seconds, environment, measurement)
     make_folder(budget.folder)
     save_png(measurement.panels, budget.folder / f"{claim.name}.png")
@@ -183,6 +183,13 @@ def measure(claim: Claim, budget: Budget) -> ClaimRecord:
     content = json.dumps(record.to_json(), ensure_ascii=False, indent=1)
     replace_file(path, content + "\n")
     return ClaimRecord.from_json(json.loads(content))
+
+
+def machine(device: str) -> str:
+    """The kind of processor: of a GPU, its name."""
+    if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
+        return torch.cuda.get_device_name(None if device in ("auto", "cuda") else torch.device(device))
+    return platform.machine()
 
 
 def settings_of(claim: Claim, budget: Budget) -> dict[str, Any]:
@@ -273,8 +280,11 @@ def _html_table(table: ClaimTable) -> str:
     return f"<h3>{html.escape(table.title)}</h3><table><tr>{head}</tr>{body}</table>"
 
 
-def markdown(claim: Claim, record: ClaimRecord) -> str:
-    """The page of a claim for the documentation; its figure is NAME.png beside it."""
+def markdown(claim: Claim, record: ClaimRecord, others: Sequence[ClaimRecord] = ()) -> str:
+    """The page of a claim for the documentation; its figure is NAME.png beside it.
+
+    `others` are records of other machines, of which the page shows the tables that differ.
+    """
     measurement = record.measurement
     options = [f"--{name}" for name in ("quick",) if record.settings.get(name)]
     options += [f"--{name} {record.settings[name]}" for name in ("data", "model") if name in record.settings]
@@ -286,6 +296,12 @@ def markdown(claim: Claim, record: ClaimRecord) -> str:
     for table in measurement.tables:
         lines += ["", *([f"## {table.title}", ""] if table.title else []), *_markdown_table(table)]
     lines += ["", f"Record: {settings_text(record)}."]
+    for other in others:
+        different = [table for table in other.measurement.tables if table not in measurement.tables]
+        lines += ["", f"## On one {other.environment['machine']}: {verdict(other.measurement)}"]
+        for table in different:
+            lines += ["", *([f"### {table.title}", ""] if table.title else []), *_markdown_table(table)]
+        lines += ["", f"Record: {settings_text(other)}."]
     return "\n".join(lines) + "\n"
 
 
