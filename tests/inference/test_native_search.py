@@ -139,6 +139,18 @@ def test_results_are_the_same_bits_whatever_the_neighbours() -> None:
     assert alone == together
 
 
+def test_padding_of_the_memory_is_not_read() -> None:
+    """The columns for longer sources, which may have held one."""
+    model = network()
+    searching = opened(model, Greedy(), slots=len(SOURCES))
+    searching._make_room(len(SOURCES))
+    for memory in searching._search._memories:
+        memory.fill(np.nan)
+    found = run(searching)
+    for number in range(len(SOURCES)):
+        assert_equal(found[number], expected(model, Greedy(), number))
+
+
 def test_suppressed_tokens_are_never_generated() -> None:
     model, processors = network(), [SuppressTokens(tokens=[5, 6, 7])]
     found = run(opened(model, Beam(width=4), processors=processors))

@@ -30,6 +30,7 @@ from transduce.serving.service import (
     BadRequest,
     Caller,
     DeadlineExceeded,
+    GeneratedText,
     GenerationRequest,
     LimitExceeded,
     Limits,
@@ -246,6 +247,27 @@ def test_long_texts_markup_and_placeholders_are_put_together_again(characters: M
     assert html.startswith("<p>")
     assert "</p><hr><p>" in html
     assert html.count("<b>") == 1
+
+
+def test_tokens_of_a_page_are_counted(words: Model, serve: Serve) -> None:
+    """As if its sentences had come as texts: in the result, and in the metrics."""
+    service, texts = serve(words), ["red green blue", "blue"]
+    counters = service.metrics.sources, service.metrics.source_tokens, service.metrics.tokens
+
+    def counted(*sources: str, **options: Any) -> tuple[list[GeneratedText], list[float]]:
+        before = [one.labels("model0")._value.get() for one in counters]
+        found = asyncio.run(service.generate(GenerationRequest(sources, **options))).best
+        return found, [one.labels("model0")._value.get() - start for one, start in zip(counters, before, strict=True)]
+
+    outputs, (_, *plain) = counted(*texts)
+    (page,), (sources, *markup) = counted(f"<p>{texts[0]}</p><hr><p>{texts[1]}</p>", format="html")
+    assert (sources, markup) == (1, plain)
+    assert markup == [page.source_token_count, page.token_count]
+    assert min(markup) > 0
+    assert page.tokens == outputs[0].tokens + outputs[1].tokens
+    assert page.score == pytest.approx(sum(one.score for one in outputs), abs=1e-4)
+    (cut,), _ = counted(f"<p>{texts[0]}</p>", format="html", max_length=1)
+    assert (page.finish_reason, cut.finish_reason) == ("stop", "length")
 
 
 @pytest.mark.parametrize("beam", [1, 4])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
+import re
 import socket
 import threading
 import time
@@ -172,6 +174,7 @@ def test_headers_that_do_not_end_or_are_too_long_close_the_connection(monkeypatc
             assert b" 200 " in long.recv(1000)
 
 
+UPGRADE = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABk"}
 REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "probe": ("GET", "/health", {}),
     "head": ("HEAD", "/health", {}),
@@ -181,6 +184,8 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "query": ("POST", "/translate", {"params": {"q": "a", "source": "en", "target": "de"}}),
     "form": ("POST", "/translate", {"data": {"q": "a", "source": "en", "target": "de"}}),
     "chunks": ("POST", "/v1/transduce", {"content": [b'{"input": ', b'"a"}'], "headers": {"content-type": JSON}}),
+    "upgrade": ("POST", "/v1/transduce", {"json": {"input": "a"}, "headers": UPGRADE}),
+    "upgrade without a body": ("GET", "/languages", {"headers": UPGRADE}),
     "wrong body": ("POST", "/v1/transduce", {"content": b"{", "headers": {"content-type": JSON}}),
     "large body": ("POST", "/v1/transduce", {"content": b"a" * 2000, "headers": {"content-type": JSON}}),
     "no route": ("GET", "/nowhere", {}),
@@ -209,6 +214,87 @@ def test_a_connection_has_the_answers_of_the_application(settings: dict[str, Any
                     for one in answers
                 ]
                 assert found[0] == found[1], name
+
+
+class SlowEcho(Echo):
+    """Answers the text `wait` after a time, and notes when its work is cancelled."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.started, self.cancelled = seconds, threading.Event(), threading.Event()
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        if request.sources == ("wait",):
+            self.started.set()
+            try:
+                await asyncio.sleep(self.seconds)
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+        return await super().generate(request)
+
+
+def transduce_request(text: str, **headers: str) -> bytes:
+    body = json.dumps({"input": text}).encode()
+    headers = {"Host": "x", "Content-Type": JSON, "Content-Length": str(len(body)), **headers}
+    lines = ["POST /v1/transduce HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "".join(f"{line}\r\n" for line in [*lines, ""]).encode() + body
+
+
+def answered_texts(connection: socket.socket, count: int) -> list[str]:
+    """The texts of so many answers, fewer where the connection ends."""
+    found = b""
+    while found.count(b'"usage"') < count and (part := connection.recv(10_000)):
+        found += part
+    return [text.decode() for text in re.findall(rb'"text":"(\w+)"', found)]
+
+
+@pytest.mark.parametrize("pipelined", [0, 2])
+def test_the_work_for_a_client_that_leaves_ends_without_an_error(
+    pipelined: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether it is the last request of its connection or not."""
+    service, metrics = SlowEcho(60), Metrics()
+    for port in served(create_app(service, ServerSettings(), metrics=metrics), TimedHeaders):
+        with socket.create_connection(("127.0.0.1", port), 20) as leaving:
+            leaving.sendall(transduce_request("wait") + transduce_request("a") * pipelined)
+            assert service.started.wait(20)
+        assert service.cancelled.wait(20)
+        counts = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    assert "transduce_disconnects_total 1.0" in counts
+    assert 'transduce_requests_total{method="POST",route="/v1/transduce",status="499"} 1.0' in counts
+    assert capsys.readouterr().err == ""
+
+
+def test_a_header_that_the_server_does_not_read_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a client that pipelines waits for an answer, nothing more is read."""
+    monkeypatch.setattr("transduce.serving.server.HEADER_SECONDS", 0.4)
+    service, last = SlowEcho(1.2), transduce_request("c")
+    for port in served(create_app(service, ServerSettings()), TimedHeaders):
+        with socket.create_connection(("127.0.0.1", port), 20) as connection:
+            connection.sendall(transduce_request("wait"))
+            assert service.started.wait(20)
+            connection.sendall(transduce_request("b") + last[:30])
+            time.sleep(0.05)  # the server has read these, and reads no more
+            connection.sendall(last[30:])
+            assert answered_texts(connection, 3) == ["wait", "b", "c"]
+
+
+@pytest.mark.parametrize("piece", [10_000, 100, 7])
+def test_an_upgrade_that_is_ignored_loses_no_body(piece: int) -> None:
+    """Java and Ktor ask for HTTP/2 with every first request. Others follow on the connection."""
+    sent = transduce_request("a") + transduce_request("b", **UPGRADE) * 2 + transduce_request("c")
+    for port in served(create_app(Echo(), ServerSettings()), TimedHeaders):
+        with socket.create_connection(("127.0.0.1", port), 20) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for begin in range(0, len(sent), piece):
+                connection.sendall(sent[begin : begin + piece])
+            assert answered_texts(connection, 4) == ["a", "b", "b", "c"]
+        with socket.create_connection(("127.0.0.1", port), 20) as last:
+            last.sendall(transduce_request("a", **{**UPGRADE, "Connection": "close, Upgrade"}))
+            assert answered_texts(last, 2) == ["a"]
+        with socket.create_connection(("127.0.0.1", port), 20) as tunnel:  # whose request is never read again
+            tunnel.sendall(b"CONNECT /x HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+            assert b" 404 " in tunnel.recv(1000)
 
 
 def test_connections_that_wait_to_be_accepted_are_answered_before_the_port_closes() -> None:

@@ -18,6 +18,7 @@ from transduce.inference.documents import parse_document, translate_document
 from transduce.inference.long_sources import separator
 from transduce.inference.model import Model
 from transduce.inference.prediction import Prediction
+from transduce.inference.protected_spans import KINDS
 from transduce.recipe import GenerationRecipe
 from transduce.serving.engine import Cancelled, Engine, EngineSearcher, Task, steps_alone
 from transduce.serving.metrics import Metrics
@@ -27,6 +28,7 @@ from transduce.serving.models import (
     constraints,
     continuation,
     describe,
+    document_text,
     generated_texts,
     prompt_tokens,
     sample_source,
@@ -497,4 +499,13 @@ class Flow:
 
 
 def _translate_html(model: Model, text: str, settings: dict[str, Any]) -> GeneratedText:
-    return GeneratedText(str(translate_document(model, parse_document(text, ".html"), **settings)))
+    sentences = list[Prediction]()
+
+    def generate(texts: list[str]) -> list[Prediction]:
+        found = model.generate(texts, **settings)
+        sentences.extend(found)
+        return found
+
+    settings = {"protect": KINDS, **settings}
+    document = translate_document(model, parse_document(text, ".html"), generate=generate, **settings)
+    return document_text(str(document), sentences)

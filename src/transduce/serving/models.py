@@ -239,9 +239,7 @@ def source_files(sources: Sequence[str | Media], modality: Modality) -> Iterator
 
 def generated_texts(prediction: Prediction, request: GenerationRequest) -> tuple[GeneratedText, ...]:
     """A prediction and its rivals as a request wants them."""
-    count = 0 if prediction.decoded is None else len(prediction.decoded.source or ())
-    count = sum(len(part.decoded.source or ()) for part in prediction.parts if part.decoded is not None) or count
-    rivals = prediction.nbest or (prediction,)
+    count, rivals = source_tokens(prediction), prediction.nbest or (prediction,)
     found = [_plain(one, count, request.stop) for one in rivals]
     changes: dict[str, Any] = {}
     if prediction.confidence != found[0].confidence:
@@ -255,6 +253,24 @@ def generated_texts(prediction: Prediction, request: GenerationRequest) -> tuple
     if prediction.segments:
         changes["segments"] = tuple(TranscriptSegment(one.start, one.end, one.text) for one in prediction.segments)
     return replace(found[0], **changes) if changes else found[0], *found[1:]
+
+
+def source_tokens(prediction: Prediction) -> int:
+    """Tokens of the source, or of its parts."""
+    count = 0 if prediction.decoded is None else len(prediction.decoded.source or ())
+    return sum(len(part.decoded.source or ()) for part in prediction.parts if part.decoded is not None) or count
+
+
+def document_text(text: str, sentences: Sequence[Prediction]) -> GeneratedText:
+    """A document with the tokens and scores of its sentences."""
+    return GeneratedText(
+        text,
+        tuple(token for one in sentences for token in one.tokens),
+        tuple(score for one in sentences for score in one.token_scores),
+        sum((one.score for one in sentences), 0.0),
+        "stop" if all(one.complete for one in sentences) else "length",
+        sum(map(source_tokens, sentences)),
+    )
 
 
 def continuation(found: Prediction, prompt: str, tokens: int) -> Prediction:

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
+from httptools import HttpParserUpgrade, HttpRequestParser
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -80,6 +81,12 @@ class WholeMessages:
         self.leave = leave
         self.cycle.flow.resume_reading()  # a large body has paused it
 
+    def disconnect(self) -> None:
+        """The client has left. uvicorn notes that for the last request of a connection only."""
+        self.cycle.disconnected = not self.cycle.response_complete
+        if self.leave is not None:
+            self.leave()
+
     def body(self) -> bytes | None:
         cycle = self.cycle
         if cycle.more_body or cycle.disconnected or cycle.response_complete:
@@ -117,6 +124,7 @@ class TimedHeaders(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _pending = 0  # bytes since the header began
+    _ignored: int | None = None  # where the header of a request ended whose upgrade is ignored
     _requests: Sequence[WholeMessages] = ()  # that have not been answered: several of a client that pipelines
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -125,10 +133,27 @@ class TimedHeaders(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._pending += len(data)
-        super().data_received(data)
+        self._parse(data)
         if self._timer is not None and self._pending > HEADER_BYTES:
             self.transport.write(b"HTTP/1.1 431 \r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()
+
+    def _parse(self, data: bytes) -> None:
+        """Reads requests; one that asks for an upgrade which is ignored, as if it did not ask.
+
+        httptools takes what follows its header for the other protocol: the body, which would be lost
+        (https://github.com/Kludex/uvicorn/issues/2722).
+        """
+        rest: Any = memoryview(data)
+        while rest:
+            self._ignored = None
+            super().data_received(rest)
+            if self._ignored is None:
+                return
+            rest, header = rest[self._ignored :], self._without_upgrade()
+            self.parser = HttpRequestParser(self)  # the other one has ended where the connection does not stay open
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            super().data_received(header)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -136,22 +161,51 @@ class TimedHeaders(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._disarm()
+        if self._ignores_upgrade():
+            return
         super().on_headers_complete()
         if self.cycle is not None:
             new = WholeMessages(self.cycle)
             self._requests = [*(one for one in self._requests if not one.cycle.response_complete), new]
             cast(Any, self.scope)["extensions"] = {CONNECTION: new}
 
+    def on_message_complete(self) -> None:
+        if not self._ignores_upgrade():
+            super().on_message_complete()
+
+    def _ignores_upgrade(self) -> bool:
+        """Whether a request asks for another protocol than WebSocket, as clients do that would rather have HTTP/2."""
+        asks = self.parser.should_upgrade() and any(name == b"upgrade" for name, _ in self.headers)
+        return asks and not self._should_upgrade()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """uvicorn calls this in its handler of HttpParserUpgrade."""
+        upgrade = sys.exc_info()[1]
+        if isinstance(upgrade, HttpParserUpgrade) and self._ignores_upgrade():  # else CONNECT, which has no body
+            self._ignored = upgrade.args[0]
+
+    def _without_upgrade(self) -> bytes:
+        """The header of the present request without that of its upgrade."""
+        begin = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"".join((begin, *lines, b"\r\n"))
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
         for one in self._requests:
-            if one.leave is not None:
-                one.leave()
+            one.disconnect()
 
     def _arm(self) -> None:
         if self._timer is None:
-            self._timer, self._pending = self.loop.call_later(HEADER_SECONDS, self.transport.close), 0
+            self._timer, self._pending = self.loop.call_later(HEADER_SECONDS, self._expire), 0
+
+    def _expire(self) -> None:
+        """Closes the connection, unless nothing is read from it now: the rest of the header may have arrived."""
+        if self.flow.read_paused:
+            self._timer = self.loop.call_later(HEADER_SECONDS, self._expire)
+        else:
+            self.transport.close()
 
     def _disarm(self) -> None:
         if self._timer is not None:
