@@ -32,7 +32,7 @@ def model_with(**options: Any) -> torch.nn.Module:
     decoder = {"kind": "hard_attention", "width": WIDTH, **options}
     recipe = complete_recipe(parse({"model": {"encoder": ENCODER, "decoder": decoder}}))
     model = build_model(recipe.model, SIZE, SIZE).eval()
-    if model.decoder.order:  # biases of jumps that differ
+    if model.decoder.transitions.order:  # biases of jumps that differ
         torch.nn.init.normal_(model.decoder.jump_bias)
     return model
 
@@ -40,6 +40,7 @@ def model_with(**options: Any) -> torch.nn.Module:
 def paths(model: torch.nn.Module, source: Any, target: list[int]) -> dict[tuple[int, ...], torch.Tensor]:
     """p(y, a | x) of every alignment path a_1 ... a_T."""
     decoder: HardAttentionDecoder = model.decoder
+    transitions = decoder.transitions
     memory = model.encoder(source)
     tokens = torch.tensor([target])
     cells = decoder.rnn.zeros(1, memory.values)
@@ -58,13 +59,12 @@ def paths(model: torch.nn.Module, source: Any, target: list[int]) -> dict[tuple[
         probability, before = torch.ones(()), 0
         for step, row in enumerate(path):
             logits = scores[step].clone()
-            if decoder.order:
+            if transitions.order:
                 for other in range(rows):
                     jump = other - before
-                    logits[other] += decoder.jump_bias[
-                        max(-decoder.max_jump, min(decoder.max_jump, jump)) + decoder.max_jump
-                    ]
-                    if decoder.monotonic and jump < 0:
+                    most = transitions.max_jump
+                    logits[other] += decoder.jump_bias[max(-most, min(most, jump)) + most]
+                    if transitions.monotonic and jump < 0:
                         logits[other] = -torch.inf
             probability = probability * logits.softmax(-1)[row] * emission[step, row, target[step + 1]]
             before = row

@@ -16,6 +16,7 @@ from transduce.flow import EOS, Attention, Memory, State, Step, Tree, masked_mea
 from transduce.kernels.linear import uncast_matmul
 from transduce.layers.embedding import Embedding, Output
 from transduce.layers.feed_forward import Dropout, dense
+from transduce.layers.option_groups import flat_options
 from transduce.layers.recurrent import Cell, LayerState, RecurrentStack
 
 IMPOSSIBLE = -1e9  # log-probability; finite, so that sums over impossible alignments have a gradient
@@ -85,6 +86,24 @@ def at_last_step(values: Tensor, mask: Tensor | None) -> Tensor:
     return values[torch.arange(len(values), device=values.device), mask.sum(1) - 1]
 
 
+@dataclass(frozen=True)
+class TransitionOptions:
+    """The options of p(a_t | a_{t-1}, s_t), the transition between the alignments of two tokens."""
+
+    order: Literal[0, 1] = 1  # 0: a_t does not depend on a_{t-1}, and the others have no effect
+    monotonic: bool = True  # a_t >= a_{t-1}
+    max_jump: Count = 8  # the longest jump with a bias of its own
+
+    def log_probabilities(self, scores: Tensor, jump_bias: Tensor) -> Tensor:
+        """log p(a_t = s | a_{t-1} = s', s_t), as R T S' S, for the scores of rows, R T S, and 2 J + 1 biases."""
+        rows = torch.arange(scores.size(-1), device=scores.device)
+        jump = rows[None] - rows[:, None]  # S' S
+        bias = precise(jump_bias)[jump.clamp(-self.max_jump, self.max_jump) + self.max_jump]
+        if self.monotonic:
+            bias = bias.masked_fill(jump < 0, IMPOSSIBLE)
+        return (scores[:, :, None] + bias).log_softmax(-1)
+
+
 class HardAttentionDecoder(Decoder):
     """p(y_t) = sum over s of p(a_t = s) p(y_t | s_t, h_s), exactly (Wu, Shapiro & Cotterell 2018; Wu & Cotterell 2019)
 
@@ -100,6 +119,7 @@ class HardAttentionDecoder(Decoder):
 
     constant_state = True
 
+    @flat_options
     def __init__(
         self,
         embedding: Embedding,
@@ -110,22 +130,19 @@ class HardAttentionDecoder(Decoder):
         layers: Count = 1,
         width: Count = 256,
         score: type[AttentionScore] = Bilinear,
-        order: Literal[0, 1] = 1,
-        monotonic: bool = True,
-        max_jump: Count = 8,
+        transitions: TransitionOptions,
         emission: Literal["joint", "product"] = "joint",
         initial: Literal["summary", "zero"] = "summary",
         dropout: Rate = 0.1,
     ) -> None:
-        """`monotonic`: a_t >= a_{t-1} (order 1). `max_jump`: longest jump with a bias of its own. `emission`: of s_t
-        and h_s together, or their product. `initial`: the recurrent state begins with the summary of the memory, or,
-        so that it knows of the source only what was written, with zeros."""
+        """`emission`: of s_t and h_s together, or their product. `initial`: the recurrent state begins with the summary
+        of the memory, or, so that it knows of the source only what was written, with zeros."""
         super().__init__()
         self.embedding, self.emission, self.dropout = embedding, output, Dropout(dropout)
         self.rnn = RecurrentStack(embedding.width, width, cell, layers, dropout=dropout)
-        self.order, self.monotonic, self.max_jump = order, monotonic, max_jump
+        self.transitions = transitions
         self.has_memory, self.factorised = memory_width > 0, emission == "product"
-        if self.factorised and order:
+        if self.factorised and transitions.order:
             raise InputError("a product of experts is summed over alignments of order 0", remedy="set order: 0")
         has_bridge = self.has_memory and initial == "summary"
         self.bridge = dense(memory_width, layers * width * self.rnn.tensors) if has_bridge else None
@@ -135,8 +152,8 @@ class HardAttentionDecoder(Decoder):
             self.memory_proj = dense(memory_width, width, bias=False)
             if self.factorised:  # no row prefers a word yet: training begins with a language model
                 self.memory_proj.weight.data.mul_(0.1)
-            if order:
-                self.jump_bias = nn.Parameter(torch.zeros(2 * max_jump + 1))
+            if transitions.order:
+                self.jump_bias = nn.Parameter(torch.zeros(2 * transitions.max_jump + 1))
 
     @property
     def attention_shape(self) -> tuple[int, int]:
@@ -154,7 +171,8 @@ class HardAttentionDecoder(Decoder):
         fixed: dict[str, Tree] = {"keys": keys, "projected": projected, "mask": memory.mask}
         if self.factorised:
             fixed["expert"] = exp_shifted(precise(self.emission(projected)))[0]  # B S V
-        if self.order:  # before the first token every alignment path is at the first row, whatever that token is
+        if self.transitions.order:
+            # Before the first token every alignment path is at the first row, whatever that token is.
             past["prior"] = at_first_row(projected)  # R S
             past["emissions"] = past["prior"].new_ones(*past["prior"].shape, self.embedding.size)  # R S V
         return State(fixed, past)
@@ -179,7 +197,7 @@ class HardAttentionDecoder(Decoder):
             prior = self._prior(tokens, scores, emissions, state)
             weights = prior.exp()
             logits, mean = log_of(mixture(weights, emissions)), mixture(weights.to(readout), readout)  # R T V, R T W
-            if self.order:
+            if self.transitions.order:
                 past |= {"prior": at_last_step(prior, mask), "emissions": at_last_step(emissions, mask)}
         attention = Attention(cross=weights[:, None, None]) if with_attention else None
         return Step(logits, replace(state, past=past), attention, mean)
@@ -235,10 +253,10 @@ class HardAttentionDecoder(Decoder):
 
     def _prior(self, tokens: Tensor, scores: Tensor, emissions: Tensor, state: State) -> Tensor:
         """log p(a_t = s | y_<t) of every step, R T S; of order 1 by the forward algorithm."""
-        if not self.order:
+        if not self.transitions.order:
             return scores.log_softmax(-1)
         seen = state.fixed["mask"].repeat_interleave(state.beams, 0)
-        transitions = self._transitions(scores)  # R T S S
+        transitions = self.transitions.log_probabilities(scores, self.jump_bias)  # R T S S
         written = of_tokens(state.past["emissions"][:, None], tokens[:, :1])
         if tokens.size(1) > 1:
             written = torch.cat((written, of_tokens(emissions[:, :-1], tokens[:, 1:])), 1)  # R T S: of each token read
@@ -249,15 +267,6 @@ class HardAttentionDecoder(Decoder):
             prior = prior.masked_fill(~seen, IMPOSSIBLE).log_softmax(-1)
             priors.append(prior)
         return torch.stack(priors, 1)
-
-    def _transitions(self, scores: Tensor) -> Tensor:
-        """log p(a_t = s | a_{t-1} = s', s_t), as R T S' S."""
-        rows = torch.arange(scores.size(-1), device=scores.device)
-        jump = rows[None] - rows[:, None]  # S' S
-        bias = precise(self.jump_bias)[jump.clamp(-self.max_jump, self.max_jump) + self.max_jump]
-        if self.monotonic:
-            bias = bias.masked_fill(jump < 0, IMPOSSIBLE)
-        return (scores[:, :, None] + bias).log_softmax(-1)
 
 
 @dataclass(frozen=True)
