@@ -26,6 +26,7 @@ from rich.table import Table
 
 from benchmarks.harness import machine
 from transduce.autoconfig import plan_for
+from transduce.recipe import Recipe
 from transduce.synthetic import SYNTHETIC
 from transduce.training.experiment import train
 
@@ -50,16 +51,22 @@ class Speeds:
         return self.bf16 / self.fp32
 
 
-def settings(precision: str, updates: int) -> list[str]:
+def settings(updates: int) -> list[str]:
     """A training of a few updates without validations."""
     numbers = {"steps": updates, "log_every": LOGGED, "validate_every": 10**6, "checkpoint_every": 10**6}
     numbers |= {"min_epochs": 0, "average_checkpoints": 1, "patience": "null", "minutes": "null"}
-    return [f"training.precision={precision}", *(f"training.{name}={value}" for name, value in numbers.items())]
+    return [f"training.{name}={value}" for name, value in numbers.items()]
+
+
+def recipe_in(precision: str, source: str, task: str, updates: int) -> Recipe:
+    """The network that is chosen where the precision is not given: it is the same in both."""
+    overrides = [*settings(updates), "training.schedule.warmup=2", "evaluation.resamples=10"]
+    recipe = plan_for(source, overrides, task).recipe
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"precision": precision})})
 
 
 def tokens_per_second(source: str, task: str, precision: str, updates: int) -> float:
-    overrides = [*settings(precision, updates), "training.schedule.warmup=2", "evaluation.resamples=10"]
-    recipe = plan_for(source, overrides, task).recipe
+    recipe = recipe_in(precision, source, task, updates)
     with tempfile.TemporaryDirectory() as folder:
         train(recipe, Path(folder) / "run")
         log = (Path(folder) / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()

@@ -497,8 +497,9 @@ def _candidates() -> list[str]:
         bounds = [*(f"below {most:,}" for most in table), "more"]
         for bound, rows in zip(bounds, [*table.values(), rest], strict=True):
             for one in rows:
-                size = f"{one.steps:,} x {one.batch_tokens:,}"
-                lines.append(f"| {bound} | {_network(one.model)} | {size} | {one.learning_rate:g} | {one.evidence} |")
+                training = one.training
+                size, rate = f"{training.steps:,} x {training.batch_tokens:,}", f"{training.learning_rate:g}"
+                lines.append(f"| {bound} | {_network(one.model)} | {size} | {rate} | {one.evidence} |")
                 bound = ""
     return [*lines, "", ""]
 

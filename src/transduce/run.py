@@ -71,6 +71,12 @@ class Run:
         return self.recipe_file.is_file()
 
     @property
+    def is_ensemble(self) -> bool:
+        """Whether the folder is that of an ensemble or a search, or one where their training has begun."""
+        begun = (self.ensemble_file.name, "members", "trials")
+        return not self.exists and any((self.folder / name).exists() for name in begun)
+
+    @property
     def prepared(self) -> bool:
         return all(self.tokenizer_file(side).is_file() for side in ("source", "target"))
 

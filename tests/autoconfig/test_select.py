@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
@@ -27,11 +28,12 @@ from transduce.autoconfig.sizes import (
     affordable,
     candidates_for,
     ensemble_for,
-    usual,
 )
+from transduce.autoconfig.tasks import LOW_EDITS, MEDIUM_EDITS, POINTER
 from transduce.errors import InputError
 from transduce.recipe import Recipe, TrainingRecipe, build, parse
 from transduce.run import Run
+from transduce.training.ensemble_run import portfolio
 from transduce.training.resolve import resolve, resumed_recipe
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -177,7 +179,9 @@ def test_a_network_takes_less_time_in_bf16_where_that_was_measured() -> None:
             plain, fast = one.minutes(TimeBudget("cpu")), one.minutes(TimeBudget("cpu", bf16=True))
             assert fast < plain
             assert fast / plain == pytest.approx((one.bf16_microseconds or 0) / one.microseconds)
-    assert usual(100, 10, 1.0).minutes(TimeBudget("cpu", bf16=True)) == 0
+    tables = (*LETTERS.values(), *MONOTONIC.values(), *SENTENCES.values(), MANY_LETTERS, MANY_SENTENCES)
+    for one in (*(one for rows in tables for one in rows), POINTER, LOW_EDITS, MEDIUM_EDITS):
+        assert one.training.bf16 == (one.bf16_microseconds is not None)
 
 
 def test_an_ensemble_is_planned_where_the_time_suffices(tmp_path: Path) -> None:
@@ -196,6 +200,37 @@ def test_an_ensemble_is_planned_where_the_time_suffices(tmp_path: Path) -> None:
     assert plan_for(str(path), ["training.clip=2.0"], "transliterate").ensemble is not None
     assert plan_for(str(path), ["model.encoder.width=64"], "transliterate").ensemble is None
     assert plan_for(str(path), [], "generate").ensemble is None
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["training.batch_tokens=512", "training.optimiser.learning_rate=0.01", "training.objective.label_smoothing=0.2"],
+)
+def test_settings_that_are_given_are_those_of_all_members(tmp_path: Path, setting: str) -> None:
+    """Each network of the portfolio has its own: where one is given, all members are of one network."""
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{number:04}\t{number:04}\n" for number in range(200)), encoding="utf-8")
+    plain, planned = plan_for(str(path), [], "transliterate"), plan_for(str(path), [setting], "transliterate")
+    assert plain.ensemble is not None
+    assert planned.ensemble is not None
+    assert planned.ensemble.members == plain.ensemble.members
+    keys, value = setting.partition("=")[0].split("."), yaml.safe_load(setting.partition("=")[2])
+    known = {one.name: one.recipe for one in portfolio(resolve(planned.recipe))}
+    for name in planned.ensemble.networks:
+        found: Any = known[name].model_dump(mode="json")
+        for key in keys:
+            found = found[key]
+        assert found == value, name
+
+
+def test_the_time_is_that_of_the_precision_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transduce.autoconfig.computes_in_bf16", lambda device: True)
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{number:04}\t{number:04}\n" for number in range(200)), encoding="utf-8")
+    for settings, members in (([], 5), (["training.precision=auto"], 5), (["training.precision=fp32"], 4)):
+        ensemble = plan_for(str(path), ["training.device=cpu", *settings], "transliterate").ensemble
+        assert ensemble is not None
+        assert ensemble.members == members
 
 
 def test_small_networks_compute_in_fp32_on_a_cpu(tmp_path: Path) -> None:

@@ -82,6 +82,18 @@ class TestTrain:
             assert f"training.{key}: {recipe['training'][key]}\n" in called.out
         assert "leave out --plan" in command("train", tmp_path / "a.yaml", "--plan").err
 
+    @pytest.mark.parametrize("given", [["--ensemble", "1"], ["--effort", "quick"], ["--effort", "best"]])
+    def test_a_plan_has_the_ensemble_of_the_command(self, command: Command, tmp_path: Path, given: list[str]) -> None:
+        """One network where one is asked for; else the plan says how many are chosen."""
+        words = tmp_path / "words.tsv"
+        words.write_text("".join(f"{number:04}\t{number:04}\n" for number in range(200)))
+        plan = ["train", words, "--task", "transliterate", "--plan", "--minutes", "30", "training.device=cpu"]
+        assert "ensemble: 5" in command(*plan).out
+        alone = command(*plan, *given).out
+        assert "an update takes about" in alone
+        assert "ensemble: " not in alone
+        assert "for each model" not in alone
+
     def test_train_from_a_recipe_with_overrides(self, command: Command, pairs: Path, tmp_path: Path) -> None:
         test = tmp_path / "test.tsv"
         test.write_text("red green\tGREEN RED\n" * 3)

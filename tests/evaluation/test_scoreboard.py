@@ -87,6 +87,13 @@ def test_a_reproduction_writes_its_record_and_continues_it(tmp_path):
         reproduce(Reproduction("scan-jump", tmp_path, tmp_path / "runs", tmp_path, RECIPES), 1)
 
 
+def test_every_ensemble_of_a_row_has_the_same_networks(tmp_path):
+    task = Reproduction("g2p2021-low-ensemble", tmp_path)
+    first, second = ([task.network(member) for member in task.members(seed)] for seed in (1, 2))
+    assert first == second == ["normal", "edit transducer"] * 2 + ["normal"]
+    assert len({task.run_folder("ice", member) for seed in (1, 2) for member in task.members(seed)}) == 10
+
+
 def test_an_interrupted_training_makes_no_record(tmp_path, monkeypatch):
     write_scan(tmp_path, "simple.train.tsv", 60, seed=1)
     write_scan(tmp_path, "simple.test.tsv", 10, seed=2)

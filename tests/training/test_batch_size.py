@@ -13,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.data.prepare import prepare_data, train_tokenizers
+from transduce.evaluation.evaluate import SystemOutput
+from transduce.evaluation.held_out import predict
 from transduce.flow import Batch
+from transduce.inference import Model
 from transduce.objectives import CrossEntropy, Loss
 from transduce.recipe import Recipe, build, parse
 from transduce.run import Run
-from transduce.training.experiment import train
+from transduce.training.experiment import VALIDATION_TOKENS, train, validation
 from transduce.training.resolve import (
     DEFAULT_TOKENS,
     MARGIN,
@@ -154,3 +157,36 @@ def test_seconds_per_update_are_the_clock_of_one_batch(monkeypatch: pytest.Monke
         recipe = parse({"model": {"encoder": part, "decoder": part}, "training": {"batch_tokens": tokens}})
         found = seconds_per_update(build.complete_recipe(recipe), torch.device("cpu"), (12, 9), (6, 5))
         assert tokens - 15 < found <= tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "together"),
+    [
+        ({}, VALIDATION_TOKENS),
+        ({"batch_tokens": 500}, 2500),
+        ({"batch_tokens": 500, "beam": 2}, 1000),
+        ({"batch_tokens": 500, "strategy": "greedy"}, 500),
+        ({"batch_tokens": 20_000}, 20_000),
+    ],
+)
+def test_a_validation_searches_no_more_hypotheses_than_the_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], together: int
+) -> None:
+    """Who lowers `generation.batch_tokens` has too little memory for more."""
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("red\tRED\ngreen\tGREEN\n")
+    part = {"kind": "recurrent", "width": 8}
+    data = {"train": str(pairs), "dev": str(pairs)}
+    recipe = resolve({"data": data, "model": {"encoder": part, "decoder": part}, "generation": settings})
+    tokenizers = train_tokenizers(recipe)
+    model = Model(build.build_model(recipe.model, *(one.size for one in tokenizers)).eval(), *tokenizers, recipe)
+    searched: list[int] = []
+
+    def generate(model: Model, *given: Any, batch_tokens: int, **options: Any) -> SystemOutput:
+        searched.append(batch_tokens)
+        return predict(model, *given, batch_tokens=batch_tokens, **options)
+
+    monkeypatch.setattr("transduce.training.experiment.predict", generate)
+    scores = validation(model, prepare_data(recipe, tokenizers))(model.network)
+    assert scores.keys() >= {"loss", *recipe.evaluation.metrics}
+    assert searched == [together]

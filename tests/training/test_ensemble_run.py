@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import pytest
+import yaml
 from run_fixtures import RECURRENT, colour_pairs, settings
 
 import transduce
@@ -132,9 +134,10 @@ def test_few_words_to_pronounce_train_an_ensemble_of_two_kinds_of_networks(comma
     words = tmp_path / "words.tsv"
     pairs = [(first + second, f"{first} {second}") for first in "abcdefghij" for second in "klmnopqrstuv"]
     words.write_text("".join(f"{word}\t{phones}\n" for word, phones in pairs), encoding="utf-8")
-    short = ["training.steps=2", "training.validate_every=2", "evaluation.resamples=2", "--minutes", "10"]
-    planned = command("train", words, "--task", "pronounce", "--plan", "--minutes", "10")
+    short = ["training.steps=2", "training.validate_every=2", "evaluation.resamples=2", "--minutes", "20"]
+    planned = command("train", words, "--task", "pronounce", "--plan", "--minutes", "20")
     assert "ensemble: 5" in planned.out
+    assert yaml.safe_load(planned.out.partition("the recipe:")[2])["training"]["minutes"] == 4  # as is trained below
     result = command("train", words, "--task", "pronounce", "--run", tmp_path / "run", *short)
     assert result.code == 0, result.err
     run = Run(tmp_path / "run")
@@ -143,10 +146,41 @@ def test_few_words_to_pronounce_train_an_ensemble_of_two_kinds_of_networks(comma
         "hard_attention"
     ]
     assert [one.training.seed for one in recipes] == [1, 2, 3, 4, 5]
-    assert {one.training.minutes for one in recipes} == {2.0}  # a fifth each
+    assert {one.training.minutes for one in recipes} == {4.0}  # a fifth each
     assert transduce.load(run.folder).explain("ak").attention is not None
     again = command("train", words, "--task", "pronounce", "--run", tmp_path / "run", *short, "--resume")
-    assert "already a run" not in again.err
+    assert again.code == 0, again.err
+    less = ["--minutes", "10", "--resume"]  # for which fewer members would be chosen
+    again = command("train", words, "--task", "pronounce", "--run", tmp_path / "run", *short[:-2], *less)
+    assert again.code == 0, again.err
+    assert len(run.members()) == 5
+    (run.folder / "members" / "plan.json").write_text('{"members": []}')
+    broken = command("train", words, "--task", "pronounce", "--run", tmp_path / "run", *short, "--resume")
+    assert broken.code == 2
+    assert "plan.json: it names no members" in broken.err
     single = command("train", words, "--task", "pronounce", "--run", tmp_path / "one", *short, "--ensemble", "1")
     assert single.code == 0, single.err
-    assert Run(tmp_path / "one").recipe().training.minutes == 10
+    assert Run(tmp_path / "one").recipe().training.minutes == 20
+
+
+def test_a_warning_of_every_member_is_printed_once(command, small_pairs, tmp_path):
+    written = tmp_path / "recipe.yaml"
+    written.write_text(dump(recipe(small_pairs)), encoding="utf-8")
+    short = ["generation.max_source_length=1", "--ensemble", "2", "--run", tmp_path / "run"]
+    result = command("train", written, *short)
+    assert result.code == 0, result.err
+    warnings = [line for line in result.err.splitlines() if line.startswith("warning: ")]
+    assert warnings == ["warning: texts of more than 1 tokens (`max_source_length`) were split into parts"]
+
+
+@pytest.mark.parametrize("removed", ["members", "ensemble.json"])
+def test_one_network_is_not_trained_in_the_folder_of_an_ensemble(removed, trained, small_pairs, tmp_path):
+    """Of one that is complete, wherever its members are, or whose training was interrupted."""
+    folder = tmp_path / "two"
+    copytree(trained.run.folder, folder, ignore=ignore_patterns(removed))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for resume in (False, True):
+        with pytest.raises(InputError, match="an ensemble") as refused:
+            experiment.train(recipe(small_pairs), folder, resume=resume)
+        assert str(folder) in str(refused.value)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -21,6 +21,7 @@ from transduce.run import Run
 from transduce.training.distributed import computes_in_bf16, pick_device
 
 GIVEN = "given on the command line, or by the run in init"
+NETWORK_SETTINGS = ("training.batch_tokens", "training.optimiser", "training.objective")  # of each network its own
 __all__ = ["Plan", "choose", "continued_recipe", "plan_for", "recipe_for"]
 
 
@@ -111,10 +112,8 @@ def _kept_ensemble(chosen: PlannedEnsemble | None, changed: Sequence[str]) -> Pl
     """
     if chosen is None or any(key.startswith(("model.", "tokens.", "init.")) for key in changed):
         return None
-    settings = any(
-        key.startswith(("training.batch_tokens", "training.optimiser", "training.objective")) for key in changed
-    )
-    return replace(chosen, networks=chosen.networks[:1]) if settings else chosen
+    one_kind = any(key.startswith(NETWORK_SETTINGS) for key in changed)
+    return replace(chosen, networks=chosen.networks[:1]) if one_kind else chosen
 
 
 def choose(data: dict[str, Any], task: str = "generate", budget: TimeBudget | None = None) -> Plan:

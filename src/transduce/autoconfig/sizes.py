@@ -18,6 +18,7 @@ MANY_ACCENTS = 20  # different accented letters
 GRID = "benchmarks/results/autoconfig.jsonl"
 PRECISIONS = "benchmarks/results/precision-cpu.json"
 MEMBERS, FEWEST_MEMBERS = 5, 3  # of an ensemble that is trained without being asked for
+NETWORKS = ("normal", "edit transducer")  # of such an ensemble: hard monotonic attention is the normal one
 
 
 @dataclass(frozen=True)
@@ -65,43 +66,56 @@ class TimeBudget:
 
 
 @dataclass(frozen=True)
-class MeasuredNetwork:
-    """A network and the training settings that it was measured with."""
+class TrainingSettings:
+    """The settings of training that belong to a network."""
 
-    model: Mapping[str, Any]
-    steps: int
+    steps: int  # that are expected
     batch_tokens: int
     learning_rate: float
+    label_smoothing: float = 0.1
+    schedule: str = "warmup_stable_decay"
+    average: int = 3  # of the last checkpoints
+    bf16: bool = True  # on a CPU, too; False: it multiplies matrices so small as fast in fp32
+    measured: bool = True
+
+
+@dataclass(frozen=True)
+class MeasuredNetwork:
+    """A network, the training settings that it was measured with, and its time."""
+
+    model: Mapping[str, Any]
+    training: TrainingSettings
     microseconds: float  # for one token, on one core of a CPU in fp32
     reason: str
     record: tuple[str, str] = ("", "")  # group and variant in benchmarks/results/autoconfig.jsonl
-    schedule: str = "warmup_stable_decay"
-    average: int = 3
-    measured: bool = True
-    label_smoothing: float = 0.1
-    bf16_microseconds: float | None = None  # the same in bf16, on a CPU that computes with it; None: it is no faster
+    bf16_microseconds: float | None = None  # the same in bf16, on a CPU that computes with it; None: it has fp32 there
 
     def minutes(self, budget: TimeBudget) -> float:
-        faster = self.bf16_microseconds if budget.bf16 else None
-        return self.steps * self.batch_tokens * (faster or self.microseconds) / 60e6 / budget.speed
+        in_bf16 = self.bf16_microseconds if budget.bf16 else None
+        tokens = self.training.steps * self.training.batch_tokens
+        return tokens * (in_bf16 or self.microseconds) / 60e6 / budget.speed
 
     @property
     def evidence(self) -> str:
         if self.record[0]:
             return f"{self.reason} ({GRID}: {', '.join(self.record)})"
-        return self.reason if self.measured else f"{self.reason} (not measured)"
+        return self.reason if self.training.measured else f"{self.reason} (not measured)"
 
 
 @dataclass(frozen=True)
 class PlannedEnsemble:
-    """Networks that are trained with different seeds and generate as one, and the reason for it.
+    """Networks that are trained with different seeds and generate as one.
 
     `networks` are names in the portfolio of `--effort best`, of the members in turn.
     """
 
     members: int
-    networks: tuple[str, ...]
-    reason: str
+    networks: tuple[str, ...] = NETWORKS
+
+    @property
+    def reason(self) -> str:
+        kinds = " of two kinds" if len(self.networks) > 1 else ""
+        return f"{self.members} small networks{kinds} err in different places"
 
 
 def affordable(candidates: Sequence[MeasuredNetwork], budget: TimeBudget) -> MeasuredNetwork:
@@ -112,19 +126,9 @@ def affordable(candidates: Sequence[MeasuredNetwork], budget: TimeBudget) -> Mea
     return next((one for one in candidates if one.minutes(budget) <= most), candidates[-1])
 
 
-def usual(steps: int, batch_tokens: int, learning_rate: float, bf16: bool = True) -> MeasuredNetwork:
+def usual(steps: int, batch_tokens: int, learning_rate: float, bf16: bool = True) -> TrainingSettings:
     """The training settings of a task that has one network for all data, which was not measured beside others."""
-    return MeasuredNetwork(
-        {},
-        steps,
-        batch_tokens,
-        learning_rate,
-        0.0,
-        "",
-        measured=False,
-        label_smoothing=0.0,
-        bf16_microseconds=0.0 if bf16 else None,
-    )
+    return TrainingSettings(steps, batch_tokens, learning_rate, label_smoothing=0.0, bf16=bf16, measured=False)
 
 
 def _recurrent(cell: str, width: int, layers: int, dropout: float, context: str = "bahdanau") -> dict[str, Any]:
@@ -154,22 +158,15 @@ def _edit_transducer() -> dict[str, Any]:
     }
 
 
-# Of an ensemble: hard monotonic attention, which is the first choice, and the edit transducer.
-NETWORKS = ("normal", "edit transducer")
 TINY = MeasuredNetwork(
     _recurrent("gru", 64, 1, 0.3),
-    300,
-    1024,
-    3e-3,
+    TrainingSettings(300, 1024, 3e-3, measured=False, bf16=False),
     20,
     "so few pairs determine no large network; this small one trains in seconds",
-    measured=False,
 )
 GRU_128 = MeasuredNetwork(
     _recurrent("gru", 128, 1, 0.3),
-    2_000,
-    2048,
-    3e-3,
+    TrainingSettings(2_000, 2048, 3e-3),
     19,
     "the fastest network that was measured, for little time",
     ("g2p low", "gru 128, cosine"),
@@ -181,9 +178,7 @@ LETTERS: dict[int, tuple[MeasuredNetwork, ...]] = {
     SMALL: (
         MeasuredNetwork(
             {**_transformer(256, 4, 1024, 0.3, position="rotary"), "tie": "target"},
-            2_500,
-            4096,
-            1e-3,
+            TrainingSettings(2_500, 4096, 1e-3),
             264,
             "the best network with soft attention of the grid for 800 words",
             ("g2p low", "transformer 256 x 4, rotary"),
@@ -191,9 +186,7 @@ LETTERS: dict[int, tuple[MeasuredNetwork, ...]] = {
         ),
         MeasuredNetwork(
             _recurrent("lstm", 256, 1, 0.4, "luong"),
-            2_500,
-            2048,
-            1e-3,
+            TrainingSettings(2_500, 2048, 1e-3),
             48,
             "a recurrent network of the grid for 800 words, which takes less time than the Transformer",
             ("g2p low", "lstm 256, luong"),
@@ -204,9 +197,7 @@ LETTERS: dict[int, tuple[MeasuredNetwork, ...]] = {
     LARGE: (
         MeasuredNetwork(
             _recurrent("lstm", 256, 2, 0.4),
-            6_000,
-            2048,
-            1e-3,
+            TrainingSettings(6_000, 2048, 1e-3),
             88,
             "the best network with soft attention of the grid for 8,000 words",
             ("g2p medium", "lstm 256 x 2"),
@@ -214,9 +205,7 @@ LETTERS: dict[int, tuple[MeasuredNetwork, ...]] = {
         ),
         MeasuredNetwork(
             _recurrent("gru", 256, 1, 0.4),
-            6_000,
-            2048,
-            2e-3,
+            TrainingSettings(6_000, 2048, 2e-3),
             56,
             "a network of the grid for 8,000 words that takes about two thirds of the time",
             ("g2p medium", "gru 256, small batch"),
@@ -231,24 +220,18 @@ MONOTONIC: dict[int, tuple[MeasuredNetwork, ...]] = {
     SMALL: (
         MeasuredNetwork(
             _hard_monotonic(),
-            2_500,
-            2048,
-            1e-3,
+            TrainingSettings(2_500, 2048, 1e-3, label_smoothing=0.0),
             56,
             "exact hard monotonic attention, the best network of the grid for 800 words",
             ("g2p low", "hard monotonic, 2 layers"),
-            label_smoothing=0.0,
             bf16_microseconds=43,
         ),
         MeasuredNetwork(
             _edit_transducer(),
-            2_500,
-            1024,
-            1e-3,
+            TrainingSettings(2_500, 1024, 1e-3, label_smoothing=0.0),
             66,
             "edit actions summed out, close to hard attention in the grid for 800 words",
             ("g2p low", "edit transducer"),
-            label_smoothing=0.0,
             bf16_microseconds=46,
         ),
         *LETTERS[SMALL],
@@ -256,24 +239,18 @@ MONOTONIC: dict[int, tuple[MeasuredNetwork, ...]] = {
     LARGE: (
         MeasuredNetwork(
             _hard_monotonic(),
-            6_000,
-            2048,
-            1e-3,
+            TrainingSettings(6_000, 2048, 1e-3, label_smoothing=0.0),
             56,
             "exact hard monotonic attention, as good as the best network of the grid for 8,000 words, and the fastest",
             ("g2p medium", "hard monotonic, 2 layers"),
-            label_smoothing=0.0,
             bf16_microseconds=43,
         ),
         MeasuredNetwork(
             _edit_transducer(),
-            6_000,
-            1024,
-            1e-3,
+            TrainingSettings(6_000, 1024, 1e-3, label_smoothing=0.0),
             66,
             "edit actions summed out, close to hard attention in the grid for 8,000 words",
             ("g2p medium", "edit transducer"),
-            label_smoothing=0.0,
             bf16_microseconds=46,
         ),
         *LETTERS[LARGE],
@@ -285,9 +262,7 @@ MANY_LETTERS = (
             "encoder": _recurrent("lstm", 512, 2, 0.3)["encoder"],
             "decoder": _recurrent("lstm", 512, 1, 0.3)["decoder"],
         },
-        12_000,
-        8192,
-        1e-3,
+        TrainingSettings(12_000, 8192, 1e-3),
         192,
         "the network of recipes/cmudict/attention.yaml, whose scores for 114,000 lines are in docs/results.md",
         bf16_microseconds=86,
@@ -298,23 +273,18 @@ TINY_TRANSFORMER = "Transformer-Tiny (Wu et al. 2021), whose scores for 29,000 s
 LITTLE_TIME = (
     MeasuredNetwork(
         _transformer(128, 4, 256, 0.1),
-        2_500,
-        4096,
-        2e-3,
+        TrainingSettings(2_500, 4096, 2e-3, average=5),
         91,
-        "Transformer-Tiny with smaller batches, for little time",
-        average=5,
-        measured=False,
+        "Transformer-Tiny with smaller batches, the better of two networks in 10 minutes of a CPU",
+        ("sentences, 10 CPU minutes", "chosen"),
         bf16_microseconds=48,
     ),
     MeasuredNetwork(
         _transformer(64, 2, 256, 0.1),
-        1_500,
-        2048,
-        3e-3,
+        TrainingSettings(1_500, 2048, 3e-3),
         40,
-        "a small Transformer for very little time",
-        measured=False,
+        "a small Transformer for very little time, measured in 10 minutes of a CPU",
+        ("sentences, 10 CPU minutes", "transformer 64 x 2, 8,000 pieces"),
         bf16_microseconds=25,
     ),
 )
@@ -324,13 +294,9 @@ SENTENCES: dict[int, tuple[MeasuredNetwork, ...]] = {
     LARGE: (
         MeasuredNetwork(
             _transformer(128, 4, 256, 0.3),
-            8_000,
-            16_384,
-            5e-3,
+            TrainingSettings(8_000, 16_384, 5e-3, schedule="inverse_sqrt", average=10),
             128,
             TINY_TRANSFORMER,
-            schedule="inverse_sqrt",
-            average=10,
             bf16_microseconds=52,
         ),
         *LITTLE_TIME,
@@ -338,14 +304,9 @@ SENTENCES: dict[int, tuple[MeasuredNetwork, ...]] = {
     500_000: (
         MeasuredNetwork(
             _transformer(256, 4, 1024, 0.2),
-            20_000,
-            16_384,
-            2e-3,
+            TrainingSettings(20_000, 16_384, 2e-3, schedule="inverse_sqrt", average=5, measured=False),
             350,
             "a wider Transformer for more pairs",
-            schedule="inverse_sqrt",
-            average=5,
-            measured=False,
             bf16_microseconds=124,
         ),
         *LITTLE_TIME,
@@ -354,14 +315,9 @@ SENTENCES: dict[int, tuple[MeasuredNetwork, ...]] = {
 MANY_SENTENCES = (
     MeasuredNetwork(
         _transformer(512, 6, 2048, 0.1),
-        100_000,
-        32_768,
-        7e-4,
+        TrainingSettings(100_000, 32_768, 7e-4, schedule="inverse_sqrt", average=5, measured=False),
         3_500,
         "the base Transformer of Vaswani et al. 2017",
-        schedule="inverse_sqrt",
-        average=5,
-        measured=False,
         bf16_microseconds=1_200,
     ),
     *SENTENCES[500_000],
@@ -389,7 +345,7 @@ def ensemble_for(pairs: int, budget: TimeBudget) -> PlannedEnsemble | None:
         members = min(MEMBERS, int(budget.minutes / best.minutes(budget)))
     if members < FEWEST_MEMBERS:
         return None
-    return PlannedEnsemble(members, NETWORKS, f"{members} small networks of two kinds err in different places")
+    return PlannedEnsemble(members)
 
 
 def tokens_for(statistics: CorpusStatistics) -> dict[str, Any]:
@@ -482,30 +438,30 @@ def pairs_recipe(
     return {
         "tokens": tokens,
         "model": model,
-        "training": training_for(candidate, metrics[0 if sentences else 1], budget),
+        "training": training_for(candidate.training, metrics[0 if sentences else 1], budget),
         "generation": {"beam": 5},
         "evaluation": {"metrics": list(metrics)},
     }
 
 
-def training_for(candidate: MeasuredNetwork, monitor: str, budget: TimeBudget) -> dict[str, Any]:
-    """The training of a candidate within the time, with reasons."""
-    expected, limit = candidate.steps, MORE_UPDATES * candidate.steps
-    stable = candidate.schedule == "warmup_stable_decay"
+def training_for(settings: TrainingSettings, monitor: str, budget: TimeBudget) -> dict[str, Any]:
+    """The training of a network within the time, with reasons."""
+    expected, limit = settings.steps, MORE_UPDATES * settings.steps
+    stable = settings.schedule == "warmup_stable_decay"
     shape = "constant until the score has stopped improving, then a decay" if stable else "as in the record"
-    recorded = "as in the record of this network" if candidate.measured else "usual for such a network; not measured"
+    recorded = "as in the record of this network" if settings.measured else "usual for such a network; not measured"
     check = max(25, min(1000, expected // 20))
     result: dict[str, Any] = {
         "steps": Chosen(limit, f"a limit: {expected:,} updates are expected, and a score that still rises is not cut"),
-        "batch_tokens": Chosen(candidate.batch_tokens, recorded),
-        "optimiser": {"learning_rate": Chosen(candidate.learning_rate, recorded)},
+        "batch_tokens": Chosen(settings.batch_tokens, recorded),
+        "optimiser": {"learning_rate": Chosen(settings.learning_rate, recorded)},
         "schedule": {
-            "kind": Chosen(candidate.schedule, shape),
+            "kind": Chosen(settings.schedule, shape),
             "warmup": Chosen(min(2000, expected // 10), "a tenth of the updates that are expected, at most 2,000")
             if stable
             else Chosen(min(2000, expected // 4), "a quarter of the updates that are expected, at most 2,000"),
         },
-        "objective": {"kind": "cross_entropy", "label_smoothing": Chosen(candidate.label_smoothing, recorded)},
+        "objective": {"kind": "cross_entropy", "label_smoothing": Chosen(settings.label_smoothing, recorded)},
         "validate_every": Chosen(check, "twenty validations in the updates that are expected, or every 1,000 updates"),
         "checkpoint_every": check,
         # Not exact match: while a hard task has none yet, it shows no progress and patience runs out.
@@ -513,9 +469,9 @@ def training_for(candidate: MeasuredNetwork, monitor: str, budget: TimeBudget) -
         "patience": Chosen(10, "validations without improvement, half of the updates that are expected"),
         "min_epochs": Chosen(5, "no end before all pairs were seen five times"),
         "average_checkpoints": Chosen(
-            candidate.average, "the mean of the last checkpoints is kept if it scores at least as well as the best"
+            settings.average, "the mean of the last checkpoints is kept if it scores at least as well as the best"
         ),
-        "precision": precision_for(candidate, budget),
+        "precision": precision_for(settings, budget),
     }
     if budget.minutes is not None:
         why = "the limit on a CPU; --minutes gives another" if budget.given is None else "the time given"
@@ -523,9 +479,9 @@ def training_for(candidate: MeasuredNetwork, monitor: str, budget: TimeBudget) -
     return result
 
 
-def precision_for(candidate: MeasuredNetwork, budget: TimeBudget) -> Chosen:
+def precision_for(settings: TrainingSettings, budget: TimeBudget) -> Chosen:
     """bf16 where it is faster: a CPU multiplies small matrices as fast in fp32."""
-    if budget.device == "cpu" and candidate.bf16_microseconds is None:
+    if budget.device == "cpu" and not settings.bf16:
         return Chosen("fp32", f"on a CPU bf16 does not pay for so small a network ({PRECISIONS})")
     return BF16
 

@@ -29,6 +29,7 @@ from transduce.autoconfig.sizes import (
     Chosen,
     MeasuredNetwork,
     TimeBudget,
+    TrainingSettings,
     affordable,
     cosine,
     letters_of,
@@ -129,7 +130,7 @@ def inflect(statistics: CorpusStatistics, budget: TimeBudget) -> dict[str, Any]:
     few = statistics.pairs < FEW_FORMS
     candidates = (*([POINTER] if statistics.pairs >= MANY_FORMS else []), _edits(statistics))
     candidate = affordable(candidates, budget)
-    training = training_for(candidate, "cer", budget)
+    training = training_for(candidate.training, "cer", budget)
     if few:
         training["monitor"] = Chosen("exact", "a few outputs that repeat themselves would decide the error rate")
     return {
@@ -169,14 +170,10 @@ def _edit_transducer(
     reason = f"{EDITS}, the best network of the grid for {forms} inflected forms" if forms else EDITS
     return MeasuredNetwork(
         model,
-        steps,
-        BATCH_TOKENS,
-        2e-3,
+        TrainingSettings(steps, BATCH_TOKENS, 2e-3, measured=bool(forms), label_smoothing=0.0, bf16=width > 192),
         50,
         reason,
         record,
-        measured=bool(forms),
-        label_smoothing=0.0,
         bf16_microseconds=None if width <= 192 else 46,
     )
 
@@ -203,9 +200,7 @@ POINTER = MeasuredNetwork(
         "tie": "target",
         "copy": {"source": "lemma"},
     },
-    8_000,
-    4096,
-    1e-3,
+    TrainingSettings(8_000, 4096, 1e-3),
     264,
     "a pointer-generator, the best network of the grid for 10,000 inflected forms",
     ("inflect high", "transformer 256 x 4, rotary, copying"),
@@ -254,11 +249,11 @@ def _take_over(
     words = {"kind": "words", "size": 30_000, "min_count": 5 if statistics.pairs >= 2000 else 2}
     an_epoch = max(1, int(statistics.pairs * (statistics.source.words + statistics.target.words + 3) / 4096))
     steps = int(min(100_000, max(600, 20 * an_epoch)))
-    candidate = usual(steps, 4096, 4e-3 if statistics.pairs < 20_000 else 2e-3)
+    settings = usual(steps, 4096, 4e-3 if statistics.pairs < 20_000 else 2e-3)
     return {
         "tokens": {"source": words, "target": words, "shared": True, "oov_placeholders": 50},
         "model": {**model, "copy": Chosen({}, "rare words and names of the source are copied into the output")},
-        "training": {**training_for(candidate, metrics[-1], budget), "objective": objective},
+        "training": {**training_for(settings, metrics[-1], budget), "objective": objective},
         "generation": {"beam": 5},
         "evaluation": {"metrics": metrics, "references": "by_source"},
     }

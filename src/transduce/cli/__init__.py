@@ -109,7 +109,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # UTF-8, whatever the locale is
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
-    warnings.showwarning = lambda message, *_, **__: _tell(f"warning: {message}")
+    # Once: Python forgets which warnings it has shown whenever a library changes their filters.
+    tell_once = functools.cache(_tell)
+    warnings.showwarning = lambda message, *_, **__: tell_once(f"warning: {message}")
     try:
         try:
             _command_line()(standalone_mode=True)

@@ -25,7 +25,7 @@ from transduce.inference.retrieval import Clustering, Hit, distinctive_words
 from transduce.recipe import Recipe, TrainingRecipe
 from transduce.recipe.compatibility import gives_vectors
 from transduce.storage import json_line
-from transduce.training.ensemble_run import EnsembleResult
+from transduce.training.ensemble_run import EnsembleResult, sharing_time
 from transduce.training.experiment import TrainingResult
 from transduce.training.report import duration
 
@@ -42,13 +42,16 @@ def show_recipe(recipe: Recipe, console: Console) -> None:
 
 def show_plan(plan: Plan, seconds: float | None, console: Console) -> None:
     """Prints what was seen, each value that was chosen with its reason, the expected time, and the recipe."""
-    seen, training = plan.statistics, plan.recipe.training
+    seen, recipe = plan.statistics, plan.recipe
+    if plan.ensemble is not None:  # as each model is trained
+        recipe = sharing_time(recipe, plan.ensemble.members)
     console.print(f"{seen.pairs:,} pairs", highlight=False)
     for name, side in (("source", seen.source), ("target", seen.target)):
         text = f"{name}: {side.characters:g} characters and {side.words:g} words a line (median), "
         text += f"{len(side.alphabet):,} different characters, {side.vocabulary:,} different words"
         console.print(text, highlight=False)
-    limit = None if training.minutes is None else f"{training.minutes:g} minutes of training"
+    minutes = plan.recipe.training.minutes
+    limit = None if minutes is None else f"{minutes:g} minutes of training"
     time = limit or "no limit of time (--minutes gives one)"
     console.print(f"device: {plan.budget.device}; {time}\n", highlight=False)
     content = plan.recipe.model_dump(mode="json")
@@ -64,9 +67,9 @@ def show_plan(plan: Plan, seconds: float | None, console: Console) -> None:
         )
     if seconds is not None:
         one = "" if plan.ensemble is None else "for each model: "
-        console.print(f"\n{one}{_expected_time(seconds, training)}", highlight=False)
+        console.print(f"\n{one}{_expected_time(seconds, recipe.training)}", highlight=False)
     console.print()
-    show_recipe(plan.recipe, console)
+    show_recipe(recipe, console)
 
 
 def _expected_time(seconds: float, training: TrainingRecipe) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -142,7 +142,7 @@ def train(
         from transduce.cli.display import show_plan, show_recipe
         from transduce.recipe.registry import check_user_code
         from transduce.run import Run
-        from transduce.training.ensemble_run import NORMAL, sharing_time, time_of_trainings, with_effort
+        from transduce.training.ensemble_run import NORMAL, saved_plan, sharing_time, time_of_trainings, with_effort
 
     console = open_console(quiet)
     source, settings = _with_second_file(source, settings or [])
@@ -156,6 +156,8 @@ def train(
             raise InputError(problem, where=source, remedy="give a data file, or leave out --plan")
         chosen = plan_for(source, settings, task, minutes)
         check_user_code(chosen.recipe, source, trusted=trust_user_code, overrides=settings)
+        if not _chooses_members(ensemble, effort):
+            chosen = replace(chosen, ensemble=None)
         show_plan(chosen, _seconds_per_update(chosen), console)
         return
     name = Path(source.partition(",")[0]).name.partition(".")[0] or "latest"
@@ -168,7 +170,8 @@ def train(
         recipe = with_effort(recipe, effort, given)
     check_user_code(recipe, source, trusted=trust_user_code, overrides=settings)
     networks: Sequence[str] = (NORMAL,)
-    if planned is not None and ensemble is None and effort == NORMAL and "WORLD_SIZE" not in os.environ:
+    if planned is not None and _chooses_members(ensemble, effort):
+        planned = (saved_plan(Run(folder)) if resume else None) or planned
         ensemble, networks = planned.members, planned.networks
         recipe = sharing_time(recipe, ensemble)
         console.print(f"{planned.reason} (--ensemble 1 trains one)", highlight=False)
@@ -182,6 +185,11 @@ def train(
         _train_ensemble(recipe, folder, members, effort, networks, resume, allow_change or [], console)
     else:
         _train(recipe, folder, resume, allow_change or [], console)
+
+
+def _chooses_members(ensemble: int | None, effort: str) -> bool:
+    """Whether the number of networks is chosen: the command gives none, and is no process of several."""
+    return ensemble is None and effort == "normal" and "WORLD_SIZE" not in os.environ
 
 
 def _recipe_and_ensemble(

@@ -66,9 +66,9 @@ class Reproduction:
         return recipe if not name else next(one.recipe for one in portfolio(recipe) if one.name == name)
 
     def network(self, seed: int) -> str:
-        """The name of the network that is trained with a seed; none: that of the recipe."""
-        networks = self.row.networks
-        return networks[(seed - 1) % len(networks)] if networks else ""
+        """The name of the network that is trained with a seed, the same for a member of every ensemble of the row."""
+        networks, member = self.row.networks, (seed - 1) % self.row.ensemble
+        return networks[member % len(networks)] if networks else ""
 
     def row_recipe(self, part: str, seed: int, name: str) -> Recipe:
         """The recipe of this name for the data, with the settings and metrics of the row."""

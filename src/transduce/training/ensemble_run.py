@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +12,16 @@ from typing import Any
 
 from rich.console import Console
 
-from transduce.autoconfig.sizes import LETTERS, MONOTONIC
+from transduce.autoconfig.sizes import LETTERS, MONOTONIC, PlannedEnsemble
 from transduce.data.prepare import prepare_data
 from transduce.errors import InputError
 from transduce.evaluation.evaluate import Evaluation, metric_class
 from transduce.evaluation.held_out import evaluate_output, group_references, predict, read_corpora
 from transduce.inference import Model, load
+from transduce.parsing import read_json
 from transduce.recipe import Recipe, parse
 from transduce.run import Run, lock_run
-from transduce.storage import json_line, optional_write, replace_file
+from transduce.storage import json_line, make_folder, optional_write, replace_file
 from transduce.training.distributed import Processes
 from transduce.training.experiment import is_finished, train
 from transduce.training.report import Report, TrainingTable, read_log
@@ -29,6 +31,8 @@ from transduce.training.trainer import Outcome
 EFFORTS = ("quick", "normal", "best")
 QUICK_SHARE = 1 / 5  # of the updates and of the time
 NORMAL = "normal"
+PLAN = "members/plan.json"  # how many members an ensemble has, and of which networks
+MAX_PLAN = 2**16  # bytes
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the updates, in each rung; after each, the better half goes on (Jamieson 2016)
 # Different networks of the final ensemble. On average over the development sets of the grid, four networks together
 # were better than the best one of them alone (benchmarks/results/autoconfig.jsonl: mixed: 4 networks).
@@ -133,9 +137,9 @@ def _letters() -> dict[str, dict[str, Any]]:
         one.record[1]: {
             "model": one.model,
             "training": {
-                "optimiser": {"learning_rate": one.learning_rate},
-                "batch_tokens": one.batch_tokens,
-                "objective": {"kind": "cross_entropy", "label_smoothing": one.label_smoothing},
+                "optimiser": {"learning_rate": one.training.learning_rate},
+                "batch_tokens": one.training.batch_tokens,
+                "objective": {"kind": "cross_entropy", "label_smoothing": one.training.label_smoothing},
             },
         }
         for table in (LETTERS, MONOTONIC)
@@ -190,6 +194,7 @@ def train_ensemble(
     turns = [networks[number % len(networks)] for number in range(members)]
     recipes = [with_seed(known[name], requested.training.seed + number) for number, name in enumerate(turns)]
     with lock_run(run.folder, Processes()), TrainingTable(console or Console(quiet=True)) as table:
+        save_plan(run, PlannedEnsemble(members, tuple(networks)))
         folders = [run.folder / "members" / str(number) for number in range(1, members + 1)]
         found: dict[str, dict[str, float]] = {}
         for one, own, name in zip(recipes, folders, turns, strict=True):
@@ -209,6 +214,24 @@ def train_ensemble(
     return EnsembleResult(run, model, found, scores)
 
 
+def save_plan(run: Run, plan: PlannedEnsemble) -> None:
+    make_folder((run.folder / PLAN).parent)
+    replace_file(run.folder / PLAN, json.dumps({"members": plan.members, "networks": plan.networks}) + "\n")
+
+
+def saved_plan(run: Run) -> PlannedEnsemble | None:
+    """The ensemble that training began in this folder, which another device or limit of time does not change."""
+    if not (run.folder / PLAN).is_file():
+        return None
+    content = read_json(run.folder / PLAN, max_bytes=MAX_PLAN, remedy="remove the file: the members are chosen again")
+    try:
+        return PlannedEnsemble(int(content["members"]), tuple(map(str, content["networks"])))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            "it names no members", where=str(run.folder / PLAN), remedy="remove the file: the members are chosen again"
+        ) from error
+
+
 def check_folder(run: Run, members: int, resume: bool) -> None:
     """Refuses fewer than two members, several processes, and a folder that is another run or may not be continued."""
     if members < 2:
@@ -219,8 +242,7 @@ def check_folder(run: Run, members: int, resume: bool) -> None:
             where="--ensemble",
             remedy="train runs with training.seed=1, 2, ... and combine them: transduce evaluate RUN1,RUN2",
         )
-    begun = any((run.folder / name).exists() for name in (run.ensemble_file.name, "members", "trials"))
-    if run.exists or (begun and not resume):
+    if run.exists or (run.is_ensemble and not resume):
         raise InputError(
             "there is already a run in this folder",
             where=str(run.folder),

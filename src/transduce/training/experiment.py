@@ -33,7 +33,7 @@ from transduce.inference.quantisation import check_learns
 from transduce.modalities.source_encoding import EnsembleSourceEncoding
 from transduce.model import Transducer
 from transduce.objectives import Objective
-from transduce.recipe import Recipe, build, load, registry
+from transduce.recipe import GenerationRecipe, Recipe, build, load, registry
 from transduce.recipe.compatibility import gives_vectors
 from transduce.run import Run, lock_run
 from transduce.storage import optional_write, remove_incomplete, replace_file
@@ -52,7 +52,7 @@ from transduce.training.resolve import (
 from transduce.training.resume import Provenance
 
 EXAMPLES_SHOWN = 5
-VALIDATION_TOKENS = 16_384  # of the sources that a validation searches at once: a step takes a GPU as long for fewer
+VALIDATION_TOKENS = 16_384  # of the sources that a validation searches at once
 
 
 def lower_is_better(recipe: Recipe) -> frozenset[str]:
@@ -143,6 +143,12 @@ def _check_folder(run: Run, requested: Recipe, resume: bool) -> bool:
             "there is already a run in this folder",
             where=str(run.folder),
             remedy="continue it with --resume, or give another --run",
+        )
+    if run.is_ensemble:
+        raise InputError(
+            "there is an ensemble in this folder, and one network would be trained",
+            where=str(run.folder),
+            remedy="continue the ensemble with --resume and the options that it began with, or give another --run",
         )
     if steps and not run.exists:
         raise InputError(
@@ -364,7 +370,7 @@ def validation(model: Model, data: PreparedData) -> Callable[[nn.Module], dict[s
     metrics = [find_metric(name) for name in settings.evaluation.metrics]
     # An embedding model has no likelihood: its validation loss is its training objective.
     objective = settings.training.objective if gives_vectors(settings.model) else None
-    together = max(settings.generation.batch_tokens, VALIDATION_TOKENS)
+    together = _validation_tokens(settings.generation)
 
     def validate(network: nn.Module) -> dict[str, float]:
         scores = {"loss": development_loss(network, data.dev_batches(settings), objective)}
@@ -376,6 +382,15 @@ def validation(model: Model, data: PreparedData) -> Callable[[nn.Module], dict[s
         return scores
 
     return validate
+
+
+def _validation_tokens(generation: GenerationRecipe) -> int:
+    """Tokens of the sources that a validation searches at once; for few, a step takes a GPU as long.
+
+    Greedy search has one hypothesis for each: they are no more than those of the search of the recipe.
+    """
+    hypotheses = 1 if generation.strategy_kind == "greedy" else generation.beam
+    return max(generation.batch_tokens, min(VALIDATION_TOKENS, hypotheses * generation.batch_tokens))
 
 
 def development_loss(network: nn.Module, batches: Iterable[Batch], objective: Mapping[str, Any] | None = None) -> float:
