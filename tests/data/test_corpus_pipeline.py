@@ -340,3 +340,19 @@ def test_a_killed_worker_is_replaced_and_errors_come_back(tmp_path: Path) -> Non
         sharded_work.run_tasks(DiesOnce(tmp_path), range(8), workers=2)
     assert (caught.value.where, caught.value.remedy) == ("file:5", "correct it")
     record("worker process killed", "replaced, every shard done", 1, 1)
+
+
+def test_two_commands_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    folder, settings = tmp_path / "work", {"lines": 3}
+    with sharded_work.work_folder(folder, settings):
+        with (
+            pytest.raises(InputError, match=f"process {os.getpid()} on .* works in this folder"),
+            sharded_work.work_folder(folder, settings),
+        ):
+            raise AssertionError("both work")
+        assert json.loads((folder / "settings.json").read_text()) == settings  # the refused one removed nothing
+    with sharded_work.work_folder(folder, settings):  # which continues
+        pass
+    with pytest.raises(InputError, match="bad line"), sharded_work.work_folder(folder, settings):
+        raise InputError("bad line")
+    assert not folder.exists()

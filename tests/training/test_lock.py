@@ -18,7 +18,8 @@ from training_fixtures import fork, run_processes, wait
 
 import transduce
 from transduce.errors import InputError
-from transduce.run import HEARTBEAT, LOCK_FILE, SILENCE, RunLock, lock_run
+from transduce.run import LOCK_FILE, RunLock, lock_run
+from transduce.storage.folder_lock import HEARTBEAT, SILENCE
 from transduce.training.distributed import Processes
 
 ALONE = Processes()

@@ -46,19 +46,20 @@ def generate_shards(options: Mapping[str, Any]) -> None:
     parts = [part for file in files for part in split_corpus(Corpus(path=file, format="lines"), given["shard_lines"])]
     work = ShardGeneration(str(folder.absolute()), _plain(given), tuple(parts))
     backend, gpus = cast("Backend", given["backend"]), 1 if str(given["device"]).startswith("cuda") else 0
-    with work_folder(folder, _settings(given, files)), cluster(backend, given["workers"]):
+    with work_folder(folder, _settings(given, files)):
         tasks = unfinished(folder, range(len(parts)))
         before = len(parts) - len(tasks)
-        run_tasks(
-            work,
-            tasks,
-            workers=given["workers"],
-            backend=backend,
-            gpus=gpus,
-            done=lambda count: print(f"shards: {before + count:,} of {len(parts):,}", file=sys.stderr),
-        )
-    forget_models()
-    _publish(folder, output, len(parts), options)
+        with cluster(backend, given["workers"]):
+            run_tasks(
+                work,
+                tasks,
+                workers=given["workers"],
+                backend=backend,
+                gpus=gpus,
+                done=lambda count: print(f"shards: {before + count:,} of {len(parts):,}", file=sys.stderr),
+            )
+        forget_models()
+        _publish(folder, output, len(parts), options)
 
 
 def _input_files(name: str) -> list[str]:

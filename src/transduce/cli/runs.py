@@ -142,8 +142,7 @@ def cache(
 
         transduce cache limit 20GB
     """
-    from transduce import storage
-    from transduce.storage import size_text
+    from transduce.storage import cache, size_text
 
     console = open_console()
     if action == "show":
@@ -154,15 +153,15 @@ def cache(
     if action == "limit":
         if value is None:
             raise InputError("`limit` needs a size", where="VALUE", remedy="transduce cache limit 20GB")
-        storage.set_cache_limit(storage.parse_size(value))
-        removed = storage.evict()
+        cache.set_cache_limit(cache.parse_size(value))
+        removed = cache.evict()
     else:
-        everything = storage.cache_entries()
+        everything = cache.cache_entries()
         kinds = {entry.kind for entry in everything}
         if value is not None and value not in kinds:
             raise InputError(f"nothing of the kind {value!r} is cached", where="VALUE", remedy=nearest(value, kinds))
         removed = [entry for entry in everything if value in (None, entry.kind)]
-        storage.remove_entries(removed)
+        cache.remove_entries(removed)
     size = size_text(sum(entry.size for entry in removed))
     console.print(f"{len(removed):,} entries removed, {size}", highlight=False)
 
@@ -171,10 +170,9 @@ def _show() -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from transduce import storage
-    from transduce.storage import cache_directory, size_text
+    from transduce.storage import cache, cache_directory, size_text
 
-    console, found = open_console(), storage.cache_entries()
+    console, found = open_console(), cache.cache_entries()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("kind", "entry", "size", "last used", "made from"):
         table.add_column(name, justify="right" if name == "size" else "left", overflow="fold")
@@ -185,7 +183,7 @@ def _show() -> None:
         console.print(table)
     total = size_text(sum(entry.size for entry in found))
     console.print(
-        f"{cache_directory()}: {len(found):,} entries, {total}; limit {storage.cache_limit_text()}",
+        f"{cache_directory()}: {len(found):,} entries, {total}; limit {cache.cache_limit_text()}",
         highlight=False,
         markup=False,
         soft_wrap=True,

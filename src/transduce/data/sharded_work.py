@@ -22,11 +22,13 @@ from typing import Any, Literal
 from transduce.errors import InputError
 from transduce.parsing import read_json
 from transduce.storage import json_line, make_folder, remove_incomplete, replace_file
+from transduce.storage.folder_lock import FolderLock
 
 Backend = Literal["local", "ray"]
 Work = Callable[[int], None]
 Failure = dict[str, str]  # the parts of an InputError; empty: the work is done
 BACKENDS: tuple[Backend, ...] = ("local", "ray")
+LOCK = "work.lock"
 DONE = "{}.done.json"  # of a task; marks it as done
 ATTEMPTS = 3  # of a group of tasks whose workers die without finishing one of them
 
@@ -166,15 +168,20 @@ class _RayWorker:
 
 @contextmanager
 def work_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
-    """The folder of a piece of work, for a block. An error before any task is done leaves no folder: the next command
-    may have other options, such as those that the error asks for."""
-    _begin(folder, settings)
+    """The folder of a piece of work, for a block, in which no other process works. An error before any task is done
+    leaves no folder: the next command may have other options, such as those that the error asks for."""
+    lock = FolderLock(folder / LOCK, "works", "wait until it ends, or stop it and give the same command again")
+    lock.acquire()
     try:
-        yield
-    except InputError:
-        if not any(folder.rglob(DONE.format("*"))):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+        _begin(folder, settings)
+        try:
+            yield
+        except InputError:
+            if not any(folder.rglob(DONE.format("*"))):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+    finally:
+        lock.release()
 
 
 def _begin(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -183,7 +190,7 @@ def _begin(folder: Path, settings: Mapping[str, Any]) -> None:
     if not path.is_file():
         make_folder(folder)
         remove_incomplete(folder)
-        if any(folder.iterdir()):  # an error may remove the folder
+        if any(path.name != LOCK for path in folder.iterdir()):  # an error may remove the folder
             raise InputError("this folder has other files", where=str(folder), remedy="move it, or give another output")
         replace_file(path, content)
         return

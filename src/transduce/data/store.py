@@ -34,7 +34,6 @@ from uuid import uuid4
 
 import numpy as np
 
-from transduce import storage
 from transduce.data.augmentation import ARTIFICIAL, ArtificialCorpus
 from transduce.data.filters import FilterReport, Filters, PairHashSet
 from transduce.data.languages import split_language
@@ -47,7 +46,7 @@ from transduce.flow import Example
 from transduce.modalities import sources
 from transduce.modalities.sources import ItemStore, ItemWriter, ModalitySource, map_array
 from transduce.recipe import Corpus
-from transduce.storage import make_folder, open_new, reporting, sync, write_file
+from transduce.storage import cache, make_folder, open_new, reporting, sync, write_file
 
 FORMAT = 7  # of the files in a store
 META, UNFINISHED = "meta.json", ".unfinished-"
@@ -84,7 +83,7 @@ def build_store(
     with reporting(folder, "free space, or set `data.cache` to a folder on another disk"):
         if place.exists():
             try:
-                storage.mark_used(place)
+                cache.mark_used(place)
                 return Store(place, names, items)
             except InputError as error:
                 warnings.warn(f"{place}: {error.problem}: building it again", stacklevel=2)
@@ -95,7 +94,7 @@ def build_store(
             writer.add_corpora(corpora, invalid, progress)
             writer.finish(facts, names[: len(files)])
             _rename_finished(part, place)
-        storage.entry_added(place)
+        cache.entry_added(place)
     return Store(place, names, items)
 
 

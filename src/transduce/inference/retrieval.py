@@ -15,7 +15,6 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from transduce import storage
 from transduce.data.prepare import cache_folder
 from transduce.data.readers.corpus import gold_similarity, in_windows, read_corpus
 from transduce.data.store import checksums
@@ -24,7 +23,7 @@ from transduce.evaluation.retrieval_metrics import normalise_rows
 from transduce.explain.png import fonts
 from transduce.inference import Model
 from transduce.recipe import parse
-from transduce.storage import atomic_path, open_atomic, staged_folder, write_file
+from transduce.storage import atomic_path, cache, open_atomic, staged_folder, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +67,7 @@ def cached_embeddings(model: Model, lines: list[str]) -> np.ndarray:
     folder = cache_folder(model.recipe.data, "vectors") / _cache_key(model, lines)
     if folder.exists():
         try:
-            storage.mark_used(folder)
+            cache.mark_used(folder)
             return _read_vectors(folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
             warnings.warn(f"{folder}: damaged embeddings: {error}: computing them again", stacklevel=2)
@@ -77,13 +76,13 @@ def cached_embeddings(model: Model, lines: list[str]) -> np.ndarray:
     with staged_folder(folder) as part:
         rows, width = write_npy(embed_windows(model, in_windows(lines)), part / _VECTORS)
         meta = {"names": [f"{rows:,} lines, {width} numbers each"], "checksums": checksums(part, [_VECTORS])}
-        write_file(part / storage.META, json.dumps(meta).encode())
-    storage.entry_added(folder)
+        write_file(part / cache.META, json.dumps(meta).encode())
+    cache.entry_added(folder)
     return _read_vectors(folder)
 
 
 def _read_vectors(folder: Path) -> np.ndarray:
-    expected = json.loads((folder / storage.META).read_bytes())["checksums"]
+    expected = json.loads((folder / cache.META).read_bytes())["checksums"]
     if checksums(folder, [_VECTORS]) != expected:
         raise ValueError(f"{_VECTORS} differs from what was written")
     vectors: np.ndarray = np.load(folder / _VECTORS, mmap_mode="r", allow_pickle=False)

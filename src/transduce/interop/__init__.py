@@ -12,7 +12,6 @@ import re
 import shutil
 from pathlib import Path
 
-from transduce import storage
 from transduce.contracts import Family
 from transduce.errors import InputError
 from transduce.interop import bundle, ctranslate2, g2p_en, legacy
@@ -21,7 +20,7 @@ from transduce.interop.huggingface import importer as huggingface
 from transduce.interop.huggingface.family import ImportedModel
 from transduce.interop.huggingface.languages import Languages
 from transduce.run import Run, new_run
-from transduce.storage import DISK_ERRORS, WriteError, cache_directory, make_folder, replace_file
+from transduce.storage import DISK_ERRORS, WriteError, cache, cache_directory, make_folder, replace_file
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 RUNS = "runs"  # the folder where runs are written, never the name of a hub user
@@ -103,9 +102,9 @@ def as_run(path: str | Path) -> Path:
     cached = cache_directory("imported") / _fingerprint(found)
     if not cached.is_dir():
         convert(found, cached)
-        replace_file(cached / storage.ORIGIN, f"{found.absolute()}\n")
-        storage.entry_added(cached)
-    storage.mark_used(cached)
+        replace_file(cached / cache.ORIGIN, f"{found.absolute()}\n")
+        cache.entry_added(cached)
+    cache.mark_used(cached)
     return cached
 
 
@@ -125,8 +124,8 @@ def locate(path: str | Path) -> Path:
     folder = cache_directory("hub") / name.replace("/", "--")
     if not folder.is_dir():
         _download(name, folder)
-        storage.entry_added(folder)
-    storage.mark_used(folder)
+        cache.entry_added(folder)
+    cache.mark_used(folder)
     return folder
 
 

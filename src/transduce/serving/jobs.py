@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transduce.run import flock
 from transduce.serving.service import Draining, GenerationRequest, Limits, Overloaded, Service, ServiceError
 from transduce.storage import replace_file
+from transduce.storage.folder_lock import flock
 
 JOB_PRIORITY = -10  # jobs fill what requests leave free
 CHUNK = 16  # texts of a job that are asked for at once
