@@ -500,6 +500,37 @@ def test_an_error_of_one_request_leaves_the_others_alone(words: Model, serve: Se
     assert service.load == 0
 
 
+@pytest.mark.parametrize("at_end", [False, True])
+def test_an_error_of_who_receives_tokens_ends_that_task_alone(
+    words: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch, at_end: bool
+) -> None:
+    """As where its event loop was closed."""
+    service = serve(words)
+    engine = engine_of(service)
+    submit = engine.submit
+
+    def failing(task: Task) -> None:
+        def on_tokens(part: int, tokens: list[tuple[int, float]], ended: bool) -> None:
+            if ended or not at_end:
+                raise RuntimeError("nobody listens")
+
+        task.on_tokens = on_tokens if task.count == 2 else None
+        submit(task)
+
+    monkeypatch.setattr(engine, "submit", failing)
+
+    async def both() -> list[Any]:
+        wrong = service.generate(GenerationRequest(("red green blue", "blue white red")))
+        async with asyncio.timeout(600):  # an engine that has ended answers nobody
+            return await asyncio.gather(wrong, service.generate(requests()[0]), return_exceptions=True)
+
+    failed, answered = asyncio.run(both())
+    assert str(failed) == "nobody listens"
+    assert answered.best[0].text
+    assert service.load == 0
+    assert asyncio.run(service.generate(requests()[1])).best[0].text
+
+
 def test_an_engine_stops_after_its_tasks(words: Model) -> None:
     engine = Engine("words", words, Metrics())
     slow, ended = Slow(engine), list[Any]()

@@ -565,9 +565,16 @@ class Engine:
 
     def _report_tokens(self, search: Search, streamed: dict[int, QueuedRow]) -> None:
         for number, place in streamed.items():
-            if certain := search.certain(number):
-                assert place.task.on_tokens is not None
-                place.task.on_tokens(place.number, certain, False)
+            if not place.task.closed and (certain := search.certain(number)):
+                self._send_tokens(place, certain, ended=False)
+
+    def _send_tokens(self, place: QueuedRow, tokens: list[tuple[int, float]], *, ended: bool) -> None:
+        """An error of who receives tokens ends that task alone."""
+        assert place.task.on_tokens is not None
+        try:
+            place.task.on_tokens(place.number, tokens, ended)
+        except Exception as error:
+            self._close(place.task, error=error)
 
     def _fail(self, failed: SearchKey, error: Exception) -> None:
         """A search that failed is dropped with all its rows; the others go on."""
@@ -582,7 +589,7 @@ class Engine:
         task.results[place.number] = hypotheses
         if task.on_tokens is not None and hypotheses:
             tokens = list(zip(hypotheses[0].ids, hypotheses[0].token_scores, strict=True))
-            task.on_tokens(place.number, tokens, True)
+            self._send_tokens(place, tokens, ended=True)
         if len(task.results) == len(task.rows):
             try:
                 self._close(task, task.finish([task.results[number] for number in range(len(task.rows))]))
