@@ -21,7 +21,7 @@ from transduce.inference.generation import Searcher
 from transduce.inference.protected_spans import KINDS
 from transduce.inference.terminology import Constraints
 from transduce.kernels.cuda_graph import SearchGraphs
-from transduce.serving.engine import Engine, FairQueue, QueuedRow, Task
+from transduce.serving.engine import Engine
 from transduce.serving.metrics import Metrics
 from transduce.serving.model_service import EngineOptions, ModelService
 from transduce.serving.models import ModelSpec
@@ -39,6 +39,7 @@ from transduce.serving.service import (
     Overloaded,
     Unsupported,
 )
+from transduce.serving.task_queue import FairQueue, QueuedRow, Task
 
 TEXTS = ["red green blue", "blue", "green green red blue red", "black white", "white red", "blue green black"] * 3
 Serve = Callable[..., ModelService]

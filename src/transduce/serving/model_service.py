@@ -20,7 +20,7 @@ from transduce.inference.model import Model
 from transduce.inference.prediction import Prediction
 from transduce.inference.protected_spans import KINDS
 from transduce.recipe import GenerationRecipe
-from transduce.serving.engine import Cancelled, Engine, EngineSearcher, Task, steps_alone
+from transduce.serving.engine import Engine, EngineSearcher, steps_alone
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import (
     ModelSpec,
@@ -50,6 +50,7 @@ from transduce.serving.service import (
     TokenEvent,
     Unsupported,
 )
+from transduce.serving.task_queue import Cancelled, Task
 
 FLOW_THREADS = 16  # requests at the same time that are more than one search: HTML, protected spans, recordings
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # decoded from some of the bytes of a character: the next token may end it

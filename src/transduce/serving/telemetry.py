@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transduce.errors import InputError
 
 if TYPE_CHECKING:
-    from transduce.serving.engine import Task
+    from transduce.serving.task_queue import Task
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 SERVICE_NAME = "transduce"
