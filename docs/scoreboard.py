@@ -44,7 +44,10 @@ TRIED = {
     "Transformers of width 256 with rotary positions were not better.",
     "cmudict-ensemble": "Five models of one recipe, with different seeds; no mixture of networks.",
     "g2p2021-low": f"{LETTERS}. The baseline is an ensemble, and this is one model.",
-    "g2p2021-low-ensemble": f"{LETTERS}, here five models of the same kind.",
+    "g2p2021-low-ensemble": f"{LETTERS}, here three models of hard attention and two edit transducers; five models of "
+    "hard attention had 26.6. On the development words (100 of each language) the mean of probabilities, which is "
+    "taken, has 26.2, the mean of their logarithms 25.9, the three models of hard attention 26.1 and the two edit "
+    "transducers 26.6.",
     "g2p2021-medium": f"{LETTERS}. The baseline is an ensemble, and this is one model.",
     "inflection2017-low": f"{LETTERS}, and its artificial examples among those of the paper, with vowels kept, and "
     "with exchanged beginnings, edges and citation forms. Not tried: an ensemble, imitation learning, rules as a "
