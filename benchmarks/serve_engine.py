@@ -16,6 +16,7 @@ from transduce.decoding.continuous_batching import plan_searches
 from transduce.inference.model import Model
 from transduce.serving.model_service import EngineOptions, ModelService
 from transduce.serving.models import ModelSpec
+from transduce.serving.server import tune_interpreter
 from transduce.serving.service import GenerationRequest, GenerationResult, Limits
 from transduce.synthetic import algorithmic
 
@@ -64,6 +65,7 @@ def measure_engine(folder: Path, *, tiny: bool) -> list[dict[str, Any]]:
     lengths = [len(one) for one in model.source_encoding.encode(texts)]
     if (slots := plan_searches(lengths, budget)[0].slots) != clients:
         raise AssertionError(f"generate searches {slots} sources at the same time, the engine {clients}")
+    tune_interpreter()  # as in the process of a server
     rows = []
     for beam in (1, 4):
         service = ModelService(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -52,6 +52,11 @@ class PackedLayout:
         return (self.segment_ids[:, :, None] == segment_ids[:, None])[:, None]
 
 
+def copied_to(device: torch.device | str, tensor: Tensor, *, pinned: bool) -> Tensor:
+    """A tensor on a device. A copy that is not `pinned` waits for all that a GPU has to do."""
+    return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
+
+
 @dataclass(frozen=True)
 class Padded:
     """Sequences of different lengths in one tensor, padded on the right."""
@@ -74,10 +79,7 @@ class Padded:
 
     def to(self, device: torch.device | str, *, pinned: bool = False) -> Padded:
         """On a device; `pinned`: by an asynchronous copy from page-locked memory, to a GPU."""
-
-        def copy(tensor: Tensor) -> Tensor:
-            return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
-
+        copy = partial(copied_to, device, pinned=pinned)
         layout = None if self.layout is None else PackedLayout(*map(copy, vars(self.layout).values()))
         return Padded(copy(self.values), copy(self.mask), layout)
 

@@ -91,22 +91,31 @@ OPENED = [
 def test_sources_enter_and_leave_an_open_search_between_steps(case, strategy, replayed):
     """One or two at a time, beside others at other tokens; one is cancelled. Each finds what it finds alone.
 
-    Captured steps are launched before their results are asked for, every second time.
+    Captured steps are launched before their results are asked for, every second time, and half of the sources enter
+    meanwhile.
     """
     model, graphs = make(case), None if OPENED.index(case) % 2 else replayed
     longest, found = torch.tensor([5, 3, 6, 2, 5, 4, 6, 6]), {}
     opened = OpenSearch(model, strategy, SearchShape(4, 8, 0, 6), graphs=graphs)
     assert opened.free == (4 if graphs is None else 1)
-    waiting, cancelled = [0, 1, 7, 2, 3, 4, 5], 7
-    for step in range(40):
-        for number in waiting[: 1 + step % 2 if opened.free else 0]:
+    waiting, cancelled, left = [0, 1, 7, 2, 3, 4, 5], 7, list[int]()
+
+    def add(most: int) -> None:
+        for number in waiting[:most]:
             if opened.free and opened.add([number], alone(number, longest)):
                 waiting.remove(number)
+
+    for step in range(40):
+        add(1)
         if step % 2:
             assert opened.launch() == (graphs is not None and opened.active > 0)
+            add(1)
             if cancelled not in waiting:
                 opened.cancel([cancelled])
-        found.update(opened.advance())
+        left += opened.advance()
+        if step % 3 == 0:
+            found.update(opened.take_results())
+    assert sorted(left) == sorted({**found, **opened.take_results()})
     assert not opened.active
     assert cancelled not in found
     wanted = search(model, whole().select(torch.arange(6)), strategy, max_lengths=longest[:6], seeds=SEEDS[:6])
@@ -144,7 +153,7 @@ def test_an_interrupted_search_does_not_affect_the_next_one(replayed, monkeypatc
     model, strategy, replay = make("transformer>transformer"), Beam(width=2), SearchGraphs.replay
 
     def interrupt(graphs: SearchGraphs, *arguments: Any) -> bool:
-        if graphs.replayed == 2:
+        if graphs.replayed > 2:
             raise KeyboardInterrupt
         return replay(graphs, *arguments)
 
@@ -164,7 +173,7 @@ def test_a_search_that_cannot_be_captured_runs_uncaptured(refused, replayed, mon
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(CPUSearchGraph, "__init__" if refused == "begin" else "capture_step", refuse)
+    monkeypatch.setattr(CPUSearchGraph, "__init__" if refused == "begin" else "capture_steps", refuse)
     model, strategy = make("transformer>transformer"), Beam(width=2)
     with pytest.warns(UserWarning, match="cannot be captured"):
         found = continuous_search(model, groups(2), strategy, slots=4, graphs=replayed)

@@ -91,7 +91,8 @@ def run(searching: NativeSearch, seed: int = 0) -> dict[int, list[Hypothesis]]:
         left = left[len(group) :]
         if group:
             searching.add([SOURCES[one] for one in group], [max_length(one) for one in group], group)
-        found |= searching.advance(rng.randint(1, 4))
+        searching.advance(rng.randint(1, 4))
+        found |= searching.take_results()
     return found
 
 
@@ -160,14 +161,15 @@ def test_suppressed_tokens_are_never_generated() -> None:
 
 def test_cancelled_sources_leave_the_others_as_they_are() -> None:
     model = network(ending=-1.0)
-    searching, found = opened(model, Beam(width=4), slots=4), dict[int, list[Hypothesis]]()
+    searching = opened(model, Beam(width=4), slots=4)
     searching.add(SOURCES[:4], [LONGEST] * 4, range(4))
-    found |= searching.advance(2)
+    searching.advance(2)
     searching.cancel([1, 2, 99])
     assert searching.active == 2
     searching.add(SOURCES[4:6], [max_length(4), max_length(5)], [4, 5])  # in the slots that are free now
     while searching.active:
-        found |= searching.advance()
+        searching.advance()
+    found = searching.take_results()
     assert sorted(found) == [0, 3, 4, 5]
     assert_equal(found[4], expected(model, Beam(width=4), 4))
     assert_equal(found[5], expected(model, Beam(width=4), 5))
@@ -198,8 +200,9 @@ def test_an_interrupted_search_takes_one_step() -> None:
 def test_certain_tokens_begin_the_output() -> None:
     searching, before = opened(network(), Beam(width=4)), list[list[tuple[int, float]]]()
     searching.add(SOURCES[8:9], [LONGEST], [8])
-    while not (found := searching.advance(1)):
+    while not searching.advance(1):
         before.append(searching.certain(8))
+    found = searching.take_results()
     tokens = list(zip(found[8][0].ids, found[8][0].token_scores, strict=True))
     assert before
     for one in before:

@@ -32,6 +32,7 @@ from transduce.serving.service import (
     DeadlineExceeded,
     GeneratedText,
     GenerationRequest,
+    GenerationResult,
     LimitExceeded,
     Limits,
     Media,
@@ -161,29 +162,42 @@ def test_outputs_are_made_while_captured_steps_are_computed(
     assert service.load == 0
 
 
-def test_a_task_that_comes_while_a_device_computes_begins_before_the_next_steps(words: Model) -> None:
+def test_a_task_that_comes_while_a_device_computes_enters_before_the_next_steps(
+    captured: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its client has just read the output of an earlier one."""
-    engine, begun, until = Engine("words", words, Metrics()), list[bool](), time.monotonic() + 20
+    service, launched, entered = serve(captured), list[OpenSearch](), list[bool]()
+    launch, add, texts = OpenSearch.launch, OpenSearch.add, [TEXTS[0]] * 6
 
-    class Device:
-        computing = property(lambda _: not begun and time.monotonic() < until)
+    def computing(search: OpenSearch) -> bool:
+        """The device computes until the second request has entered, or for some seconds."""
+        return len(entered) < 2 and time.monotonic() < until
 
-    def prepare() -> Any:
-        begun.append(True)
-        return [], words.settings()
+    def recorded(search: OpenSearch, *arguments: Any) -> bool:
+        entered.append(search._launched is not None)
+        return add(search, *arguments)
 
-    def work() -> list[bool]:
-        engine._launched = [Device()]  # type: ignore[list-item]
-        threading.Timer(0.05, engine.submit, [Task(prepare, list, lambda *_: None)]).start()
-        engine._work_beside()
-        engine._launched = []
-        return list(begun)
+    def launching(search: OpenSearch) -> bool:
+        launched.append(search)
+        return launch(search)
 
-    assert engine.call(work) == [True]
-    engine.stop()
+    async def both() -> list[GenerationResult]:
+        first = asyncio.create_task(service.generate(GenerationRequest(tuple(texts[:1]))))
+        while not launched:
+            await asyncio.sleep(0.001)
+        return [await service.generate(GenerationRequest(tuple(texts[1:]))), await first]
+
+    until = time.monotonic() + 20
+    monkeypatch.setattr(OpenSearch, "computing", property(computing))
+    monkeypatch.setattr(OpenSearch, "add", recorded)
+    monkeypatch.setattr(OpenSearch, "launch", launching)
+    found = asyncio.run(both())
+    assert entered[:2] == [False, True]
+    assert time.monotonic() < until
+    assert [one.text for result in found for one in result.best] == [captured.generate(texts[:1])[0].text] * 6
 
 
-@pytest.mark.parametrize("failing", ["launch", "advance"])
+@pytest.mark.parametrize("failing", ["launch", "advance", "take_results"])
 def test_a_captured_search_that_fails_is_dropped(
     captured: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:

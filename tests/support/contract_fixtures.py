@@ -314,9 +314,13 @@ class CPUSearchGraph:
         self.values = self.begin()
         self.buffers, self.steps = tensors_of(self.values), {}
 
-    def capture_step(self, step: Any, length: Any, kind: Any) -> None:
+    def capture_steps(self, step: Any, length: Any, count: int, kind: Any) -> None:
+        def replay() -> None:
+            for _ in range(count):
+                self._write(step(self.values, length))
+
         step(self.values, length)  # the warm-up run, which is not captured
-        self.steps[kind] = SimpleNamespace(replay=lambda: self._write(step(self.values, length)))
+        self.steps[kind] = SimpleNamespace(replay=replay)
 
     def reset(self, begin: Any, given: Any) -> None:
         copy_tensors(self.given, tensors_of(given))

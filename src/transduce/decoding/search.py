@@ -46,6 +46,7 @@ from transduce.flow import (
     Step,
     TopK,
     TopKRequest,
+    copied_to,
     map_tensors,
 )
 from transduce.kernels.beam_update import (
@@ -412,19 +413,29 @@ class SearchLoop:
 
     def _step(self, beams: BeamState) -> BeamState:
         """The search after one step, or after all steps replayed between two checks."""
-        if self.graph is not None and self.graphs is not None:
+        if self.graph is not None and not self.aligned:
+            self._replay(None, self.sync_interval)
+            return beams
+        if self.graph is not None:
             for _ in range(self.sync_interval):
-                length = self.length if self.aligned else None
-                key = self.stepper.suppressed(length)
-                if not self.graphs.replay(self.graph, self.stepper.step, length, key):
-                    self.graph = None  # the buffers are as before this step, so the search continues from here
+                if not self._replay(self.length, 1):
                     break
-                self.length += 1
             return beams
         if self.length == self.stepper.capacity and not self.stepper.capturable:
             beams = self.stepper.grow_cache(beams)
         self.length += 1
         return self.stepper.step(beams, self.length - 1 if self.aligned else None)
+
+    def _replay(self, length: int | None, count: int) -> bool:
+        """Captured steps; False: they could not be captured, and the search continues from the buffers without them."""
+        assert self.graph is not None
+        assert self.graphs is not None
+        kind = self.stepper.suppressed(length)
+        if not self.graphs.replay(self.graph, self.stepper.step, length, kind, count):
+            self.graph = None
+            return False
+        self.length += count
+        return True
 
     def _exchange_sources(self, beams: BeamState) -> BeamState | None:
         """The search before its next step: finished sources leave, waiting ones enter; None: no source is left."""
@@ -450,7 +461,9 @@ class SearchLoop:
         """Stores the finished hypotheses of these slots, still on the device."""
         slots = slots[self.sources[slots] != FREE]
         if len(slots):
-            finished = beams.finished.select_sources(slots.to(beams.totals.device), self.nbest)
+            device = beams.totals.device
+            index = copied_to(device, slots, pinned=device.type == "cuda")
+            finished = beams.finished.select_sources(index, self.nbest)
             self.results.append((self.sources[slots], finished))
 
     def _admit(self, beams: BeamState, active: Tensor) -> tuple[BeamState, Tensor]:
@@ -459,7 +472,8 @@ class SearchLoop:
         slots, given = (~active).nonzero().flatten()[: len(group.sources)], group.input()
         self._collect(beams, slots)
         # With fixed shapes a small group is padded with its first source, which is written to one slot only.
-        index = torch.cat((slots, slots[:1].expand(given.batch.size - len(slots)))).to(device)
+        rows = torch.cat((slots, slots[:1].expand(given.batch.size - len(slots))))
+        index = copied_to(device, rows, pinned=device.type == "cuda")
         try:
             beams = self._insert(beams, given, index)
         except StateMismatchError:  # e.g. a user's decoder whose state grows

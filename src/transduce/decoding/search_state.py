@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from transduce.contracts import Strategy
 from transduce.errors import InputError
-from transduce.flow import BOS, PAD, Batch, LexicalConstraints, Padded, State, Step
+from transduce.flow import BOS, PAD, Batch, LexicalConstraints, Padded, State, Step, copied_to
 from transduce.kernels.beam_update import BeamState, FinishedHypotheses
 from transduce.model import Transducer
 
@@ -29,10 +30,16 @@ class SearchInput:
     constraints: LexicalConstraints | None = None
 
     def to(self, device: torch.device) -> SearchInput:
-        prefix = None if self.prefix is None else self.prefix.to(device)
-        noise = None if self.noise is None else self.noise.to(device)
-        batch, max_lengths = self.batch.to(device), self.max_lengths.to(device)
-        return replace(self, batch=batch, max_lengths=max_lengths, prefix=prefix, noise=noise)
+        """On a device; the host does not wait for what a GPU has to do before."""
+        pinned = device.type == "cuda"
+        copy = partial(copied_to, device, pinned=pinned)
+        return replace(
+            self,
+            batch=self.batch.to(device, pinned=pinned),
+            max_lengths=copy(self.max_lengths),
+            prefix=None if self.prefix is None else self.prefix.to(device, pinned=pinned),
+            noise=None if self.noise is None else copy(self.noise),
+        )
 
 
 COLUMN_MULTIPLE = 16  # padding of sources and prefixes in a captured search: few different shapes

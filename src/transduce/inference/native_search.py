@@ -112,6 +112,7 @@ class NativeSearch:
         self._numbers: dict[int, int] = {}  # by slot
         self._free: list[int] = []
         self._longest = 0  # tokens that no history exceeds
+        self._results: dict[int, list[Hypothesis]] = {}  # of sources that have left
 
     @classmethod
     def open(
@@ -172,10 +173,10 @@ class NativeSearch:
             self._search.resize(size, max(self._search.capacity, FIRST_CAPACITY))
             self._free += range(size - 1, before - 1, -1)
 
-    def advance(self, steps: int = STEPS) -> dict[int, list[Hypothesis]]:
-        """Steps of all sources until one ends; the hypotheses of those that ended, which leave the search."""
+    def advance(self, steps: int = STEPS) -> list[int]:
+        """Steps until a source ends; those that ended leave the search. `take_results` has their hypotheses."""
         if not self.slots:
-            return {}
+            return []
         search = self._search
         if self._longest + steps > search.capacity:
             lengths = search.buffers["lengths"]
@@ -184,9 +185,15 @@ class NativeSearch:
                 search.resize(search.slots, 2 * search.capacity)
             steps = min(steps, search.capacity - self._longest)
         self._longest += steps
-        found = {self._numbers[slot]: self._hypotheses(slot) for slot in search.advance(steps)}
-        self._release(list(found))
-        return found
+        ended = {self._numbers[slot]: self._hypotheses(slot) for slot in search.advance(steps)}
+        self._results |= ended
+        self._release(list(ended))
+        return list(ended)
+
+    def take_results(self) -> dict[int, list[Hypothesis]]:
+        """The hypotheses of the sources that have left. They are given once."""
+        results, self._results = self._results, {}
+        return results
 
     def search_all(self, sources: Sequence[Sequence[int]], max_lengths: Sequence[int]) -> list[list[Hypothesis]]:
         """Hypotheses of each source, in order. A group of sources enters when as many slots are free."""
@@ -196,7 +203,8 @@ class NativeSearch:
                 rows = range(entered, min(entered + self.free, len(sources)))
                 self.add([sources[row] for row in rows], [max_lengths[row] for row in rows], rows)
                 entered = rows.stop
-            found |= self.advance()
+            self.advance()
+            found |= self.take_results()
         return [found[row] for row in range(len(sources))]
 
     def _hypotheses(self, slot: int) -> list[Hypothesis]:

@@ -93,12 +93,13 @@ class SearchGraph(Generic[G, T]):
         self.buffers = tensors_of(self.values)
         self.steps: dict[Hashable, CapturedGraph[None]] = {}
 
-    def capture_step(self, step: Callable[[T, int | None], T], length: int | None, kind: Hashable) -> None:
-        """Captures a new kind of step. This changes nothing in a search: values that the warm-up run writes into a
-        cache, the step itself writes there again."""
+    def capture_steps(self, step: Callable[[T, int | None], T], length: int | None, count: int, kind: Hashable) -> None:
+        """Captures a new kind of steps, so many of them as one graph. This changes nothing in a search: values that the
+        warm-up run writes into a cache, the step itself writes there again."""
 
         def run() -> None:
-            copy_tensors_together(self.buffers, tensors_of(step(self.values, length)))
+            for _ in range(count):
+                copy_tensors_together(self.buffers, tensors_of(step(self.values, length)))
 
         self.steps[kind] = CapturedGraph(run, first_run=lambda: step(self.values, length))
 
@@ -142,17 +143,25 @@ class SearchGraphs:
         return found
 
     def replay(
-        self, graph: SearchGraph[Any, T], step: Callable[[T, int | None], T], length: int | None, kind: Hashable
+        self,
+        graph: SearchGraph[Any, T],
+        step: Callable[[T, int | None], T],
+        length: int | None,
+        kind: Hashable,
+        count: int = 1,
     ) -> bool:
-        """One step, after `length` tokens; steps of one kind are the same graph. False: no step was made."""
-        if kind not in graph.steps:
+        """Steps after `length` tokens, several only where `length` does not matter; False: no step was made.
+
+        As many steps of one kind are the same graph.
+        """
+        if (kind, count) not in graph.steps:
             try:
-                graph.capture_step(step, length, kind)
+                graph.capture_steps(step, length, count, (kind, count))
             except RuntimeError as error:
                 self._fail(error)
                 return False
-        graph.steps[kind].replay()
-        self.replayed += 1
+        graph.steps[kind, count].replay()
+        self.replayed += count
         return True
 
     def _fail(self, error: RuntimeError) -> None:
@@ -348,10 +357,22 @@ def _pad_columns(batch: Batch, max_length: int | None) -> Batch:
     return replace(made, **sides)
 
 
-def end_of_work(values: Tensor) -> Callable[[], bool]:
-    """A function that says whether the work has ended which the device of the values has to do now."""
-    if not values.is_cuda:
-        return lambda: True
-    event = torch.cuda.Event()
-    event.record()
-    return event.query
+class HostCopies:
+    """Copies of tensors on the host. A device makes them after the work that it has now, before what it gets later."""
+
+    def __init__(self, values: Iterable[Tensor]) -> None:
+        given = list(values)
+        self._copies = [one.to("cpu", non_blocking=True) for one in given]  # into pinned memory
+        self._event = torch.cuda.Event() if any(one.is_cuda for one in given) else None
+        if self._event is not None:
+            self._event.record()
+
+    @property
+    def complete(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def wait(self) -> list[Tensor]:
+        """The copies, as soon as they are complete."""
+        if not self.complete:
+            self._event.synchronize()  # type: ignore[union-attr]
+        return self._copies

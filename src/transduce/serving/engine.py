@@ -46,9 +46,9 @@ FIRST_COLUMNS = 32  # of sources; longer ones share a search with those of up to
 FIRST_PREFIX = 8
 IDLE_SEARCHES = 8  # searches without sources that are kept
 MIN_FINISHED_SHARE = 1 / 4  # of the sources that have ended: outputs made during a step even if it is over sooner
-REPORTED_TOGETHER = 16  # outputs: the event loop works on them while the next ones are made
-FEW_TASKS = 8  # new tasks that begin at once, between two steps of a GPU; more of them begin during the next steps
-POLL_SECONDS = 0.00005  # between two looks at a device that computes
+ENCODED_TOGETHER = 8  # texts from which on the tokenizer is faster with its threads
+REPORTED_TOGETHER = 64  # outputs of which the event loop is told at once: each time it takes the interpreter
+DEADLINE_SECONDS = 0.005  # between two looks at the deadlines of all tasks
 HELD_STEPS = 4  # steps that a source waits at most for others to enter with it
 KNOWN_LENGTHS = 4096  # lengths of sources whose maximal output lengths are remembered
 KNOWN_KEYS = 256  # settings whose keys are remembered
@@ -80,17 +80,21 @@ class Engine:
         self.cancelled = metrics.cancelled.labels(name)
         self._interrupt = np.zeros(1, np.int64)  # not 0: something is in the inbox, for which a native search ends
         self._inbox: deque[Task | Callable[[], None]] = deque()
+        self._new: deque[Task | Callable[[], None]] = deque()  # taken from there, and not yet begun
         self._wake = threading.Condition()
         self._queue, self._tasks = FairQueue(), dict[Task, None]()
         self._searches: OrderedDict[SearchKey, Search] = OrderedDict()
         self._places: dict[int, QueuedRow] = {}  # rows in searches by number
-        self._found: deque[tuple[QueuedRow, list[Hypothesis]]] = deque()  # rows whose searches have ended
+        self._left: list[tuple[Search, dict[int, QueuedRow]]] = []  # rows that have left their searches
+        self._found: deque[tuple[QueuedRow, list[Hypothesis]]] = deque()  # those whose hypotheses are here
         self._launched: list[OpenSearch] = []  # searches whose latest steps were computed while this thread worked
         self._outcomes: dict[asyncio.AbstractEventLoop | None, list[Outcome]] = {}  # of ended tasks, not yet reported
         self._keys: dict[int, tuple[GenerationRecipe, tuple[str, GenerationRecipe]]] = {}  # by id of the settings
         self._max_lengths: dict[tuple[int, float, int], int] = {}  # by length of the source, ratio and limit
         self._numbers, self._load, self._rate, self._measured = 0, 0, 0.0, (time.monotonic(), 0)
         self._shown = (0, 0)
+        self._look_at_tasks = 0.0  # when tasks are looked at again: some may be cancelled, or past their deadlines
+        self._streams = 0  # tasks whose tokens are reported
         self._finished, self._held, self._stopping, self._ended = 0, 0, False, False
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
@@ -140,6 +144,7 @@ class Engine:
         """Stops the work for a task before the next step."""
         with self._wake:
             task.cancelled = True
+            self._look_at_tasks = 0.0
             self._notify()
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -187,17 +192,21 @@ class Engine:
 
     def _run(self) -> None:
         while self._wait():
-            if not self._launched or len(self._inbox) <= FEW_TASKS:
+            beside = self._launched and self._places  # sources enter while a device computes the steps of others
+            if not beside:
                 self._take_inbox()
+                while self._new:
+                    self._begin_next()
             self._close_ended()
-            self._admit()
+            if not beside:
+                self._fill()
             self._report()
             self._step()
 
     def _wait(self) -> bool:
         """Waits for work where there is none; False: the engine has stopped."""
         with self._wake:
-            while not self._inbox and not self._tasks:
+            while not self._inbox and not self._new and not self._tasks:
                 if self._stopping:
                     self._ended = True
                     return False
@@ -205,18 +214,24 @@ class Engine:
         return True
 
     def _take_inbox(self) -> None:
-        """Begins the tasks that are new."""
+        """Takes what is new, and encodes its texts where they are many."""
         with self._wake:
-            new, self._inbox = self._inbox, deque()
+            self._new += self._inbox
+            self._inbox.clear()
             self._interrupt[0] = 0
-        for one in new:
-            if isinstance(one, Task):
-                self._begin(one)
-            else:
-                one()
+        texts = [text for one in self._new if isinstance(one, Task) for text in one.texts]
+        if len(texts) >= ENCODED_TOGETHER:
+            with suppress(Exception):  # which the task of that text meets again
+                self.model.source_encoding.encode_ahead(texts)
+
+    def _begin_next(self) -> None:
+        """Begins the task that came first."""
+        one = self._new.popleft()
+        self._begin(one) if isinstance(one, Task) else one()
 
     def _begin(self, task: Task) -> None:
         self._tasks[task] = None
+        self._streams += task.on_tokens is not None
         try:
             if (problem := task.problem(time.monotonic())) is not None:
                 raise problem
@@ -248,7 +263,8 @@ class Engine:
         if task.closed:
             return
         task.closed = True
-        self._tasks.pop(task, None)
+        del self._tasks[task]
+        self._streams -= task.on_tokens is not None
         if error is not None:
             numbers = [number for number, place in self._places.items() if place.task is task]
             for search in self._searches.values():
@@ -277,6 +293,9 @@ class Engine:
 
     def _close_ended(self) -> None:
         now = time.monotonic()
+        if now < self._look_at_tasks:
+            return
+        self._look_at_tasks = now + DEADLINE_SECONDS
         for task in [one for one in self._tasks if one.cancelled or (one.deadline or now) < now]:
             self._close(task, error=task.problem(now))
         since, finished = self._measured
@@ -285,21 +304,27 @@ class Engine:
             self._rate = rate if not self._rate else (1 - RATE_WEIGHT) * self._rate + RATE_WEIGHT * rate
             self._measured = now, self._finished
 
+    @property
+    def _entering(self) -> int:
+        """Rows of the queue for which there are slots."""
+        return min(len(self._queue), self.max_batch - len(self._places))
+
     def _ripe(self) -> bool:
         """Whether sources enter now. Each group costs an encoder pass and a step of its own, so small ones are held."""
-        waiting, active = len(self._queue), len(self._places)
-        group = min(waiting, self.max_batch - active)
-        if group and group * GROUPS_PER_SEARCH < active and self._held < HELD_STEPS:
-            self._held += SYNC_INTERVAL if self._launched else 1
-            return False
-        self._held = 0
-        return group > 0
+        group = self._entering
+        return group > 0 and (group * GROUPS_PER_SEARCH >= len(self._places) or self._held >= HELD_STEPS)
+
+    def _fill(self) -> None:
+        """Fills free slots from the queue, or holds a small group."""
+        if self._ripe():
+            self._admit()
+        else:
+            self._held = self._held + 1 if self._entering else 0
+            self._show()
 
     def _admit(self) -> None:
-        """Fills free slots from the queue."""
-        if not self._ripe():
-            self._show()
-            return
+        """The first rows of the queue enter their searches."""
+        self._held = 0
         groups: dict[SearchKey, list[QueuedRow]] = {}
         free: dict[SearchKey, int] = {}
         room = self.max_batch - len(self._places)
@@ -393,23 +418,31 @@ class Engine:
         """Advances every open search: by one step where tokens are streamed, or several searches take turns."""
         running = {key: search for key, search in self._searches.items() if search.active}
         self._launched = self._launch(running)
+        self._take_hypotheses()
         if self._launched:
             self._work_beside()
-        streamed = {number: place for number, place in self._places.items() if place.task.on_tokens is not None}
+        streamed = dict[int, QueuedRow]()
+        if self._streams:
+            streamed = {number: place for number, place in self._places.items() if place.task.on_tokens is not None}
         if streamed or len(running) > 1:
             self._interrupt[0] = 1
         for key, search in running.items():
             self.batch_size.observe(search.active)
             try:
-                found = search.advance()
+                ended = search.advance()
             except Exception as error:
                 self._fail(key, error)
                 continue
-            for number, hypotheses in found.items():
-                self._found.append((self._places.pop(number), hypotheses))
+            if ended:
+                self._left.append((search, {number: self._places.pop(number) for number in ended}))
+            for number in ended:
                 streamed.pop(number, None)
             self._report_tokens(search, streamed)
-        self._finish_found(0 if self._launched else len(self._found))
+        if not self._launched:
+            self._take_hypotheses()
+            while self._found:
+                self._finish(*self._found.popleft())
+        self._report()
 
     def _launch(self, running: dict[SearchKey, Search]) -> list[OpenSearch]:
         """The searches whose steps a device computes from now on."""
@@ -423,27 +456,41 @@ class Engine:
                 del running[key]
         return launched
 
+    def _take_hypotheses(self) -> None:
+        """The hypotheses of rows that have left. Where steps were launched before, a device computes them meanwhile."""
+        left, self._left = self._left, []
+        for search, places in left:
+            try:
+                found = search.take_results()
+            except Exception as error:
+                for task in {place.task for place in places.values()}:
+                    self._close(task, error=error)
+                continue
+            self._found.extend((place, found[number]) for number, place in places.items())
+
     def _work_beside(self) -> None:
-        """Begins new tasks and makes outputs while the device computes: between two steps it would wait for that.
+        """Begins new tasks, makes outputs and fills slots while a device computes: between two steps it would wait.
 
         Clients answer outputs with new tasks. Those that come during these steps enter right after them.
         """
         most_left = len(self._found) * (1 - MIN_FINISHED_SHARE)
-        while True:
-            if self._inbox or self._found:
+        while any(search.computing for search in self._launched) or len(self._found) > most_left:
+            if self._entering * GROUPS_PER_SEARCH >= self.max_batch:
+                self._admit()
+            elif self._new:
+                self._begin_next()
+            elif self._inbox:
                 self._take_inbox()
-                self._finish_found(REPORTED_TOGETHER)
-            if not any(search.computing for search in self._launched) and len(self._found) <= most_left:
-                return
-            with self._wake:
-                if not self._inbox and not self._found:
-                    self._wake.wait(POLL_SECONDS)
-
-    def _finish_found(self, most: int) -> None:
-        """Makes and reports the outputs of the rows that ended first."""
-        for _ in range(min(most, len(self._found))):
-            self._finish(*self._found.popleft())
-        self._report()
+            elif self._found:
+                self._finish(*self._found.popleft())
+                if not self._found or len(self._found) % REPORTED_TOGETHER == 0:
+                    self._report()
+            elif self._ripe():
+                self._admit()
+            else:
+                time.sleep(0)  # gives other threads the interpreter; a timed wait would end a tenth of a step too late
+        self._held = self._held + SYNC_INTERVAL if self._entering else 0
+        self._show()
 
     def _report_tokens(self, search: Search, streamed: dict[int, QueuedRow]) -> None:
         for number, place in streamed.items():

@@ -281,7 +281,7 @@ class ModelService(Service):
                 future.set_result(value) if error is None else future.set_exception(error)
 
         task = self._task(plain.request, plain.prepare, plain.finish, done)
-        task.loop, task.count, task.on_tokens = loop, len(plain.request.sources), on_tokens
+        task.loop, task.texts, task.count, task.on_tokens = loop, plain.texts, len(plain.texts), on_tokens
         plain.served.engine.submit(task)
         try:
             return await future
@@ -366,14 +366,14 @@ class ModelService(Service):
 
 
 class PlainRequest:
-    """A request that is one search over lines of text. Its methods run in the thread of the engine."""
+    """A request that is one search over lines of text. `prepare` and `finish` run in the thread of the engine."""
 
     def __init__(self, checked: CheckedRequest) -> None:
         self.request, self.served, self.settings = checked.request, checked.served, checked.settings
+        self.texts = tagged_texts(self.request, self.served.model, [str(one) for one in self.request.sources])
 
     def prepare(self) -> Any:
         model = self.served.model
-        self.texts = tagged_texts(self.request, model, [str(one) for one in self.request.sources])
         self.lines = model.encode_lines(self.texts, self.request.prefixes or None, None, self.settings)
         lines = self.lines
         return self.served.engine.rows(lines.sources, lines.prefixes, self.settings, lines.numbers), self.settings

@@ -263,6 +263,14 @@ class DrainingServer(uvicorn.Server):
                 await loop.connect_accepted_socket(make, connection)
 
 
+def tune_interpreter() -> None:
+    """For an event loop beside engines, when all models are loaded. It changes the whole process."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()  # what is loaded stays: later collections need not look at it
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+
+
 def _is_new(connection: Any) -> bool:
     """Whether the first request of a connection is still on its way."""
     return isinstance(connection, TimedHeaders) and connection.cycle is None
@@ -288,7 +296,6 @@ class ServerProcess:
             lifespan="off",
             timeout_graceful_shutdown=5,
         )
-        sys.setswitchinterval(SWITCH_SECONDS)
         server = DrainingServer(config, self.state, self.plan.drain_seconds)
         server.parent = self.plan.parent
         if listener is None:  # beside other workers, a process that is not ready would only refuse requests
@@ -335,9 +342,7 @@ class ServerProcess:
             models = [(await asyncio.to_thread(plan.load, spec), spec) for spec in plan.specs]
             service = ModelService(models, plan.settings.limits, metrics=self.metrics, options=options)
             await service.warm_up()
-            gc.collect()
-            gc.freeze()  # what is loaded stays: later collections need not look at it
-            gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+            tune_interpreter()
             settings = replace(plan.settings, reload=self._reload_workers) if plan.parent else plan.settings
             app = create_app(service, settings, state=self.state, metrics=self.metrics)
             self.service, self.starting.application, self.state.ready = service, app, True

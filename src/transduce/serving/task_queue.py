@@ -60,6 +60,7 @@ class Task:
     priority: int = 0
     deadline: float | None = None  # time.monotonic()
     on_tokens: Callable[[int, list[tuple[int, float]], bool], None] | None = None  # certain tokens of a row; its end
+    texts: Sequence[str] = ()  # the sources that `prepare` encodes, which are encoded together with those of others
     cancelled: bool = False
     closed: bool = False
     results: dict[int, list[Hypothesis]] = field(default_factory=dict)

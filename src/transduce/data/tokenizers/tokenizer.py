@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -45,6 +45,18 @@ class Encoding:
     offsets: list[tuple[int, int]]  # character spans in the raw text
 
 
+class KnownPieces(dict[int, str]):
+    """Tokens for display by id, each made when it is first wanted: making one takes longer than finding it."""
+
+    def __init__(self, make: Callable[[int], str]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, number: int) -> str:
+        self[number] = self._make(number)
+        return self[number]
+
+
 class Tokenizer:
     """Encodes and decodes text with one vocabulary. Text that looks like a special token ("</s>") is ordinary text."""
 
@@ -69,7 +81,7 @@ class Tokenizer:
             self._content = [piece.encode() for piece in vocabulary.pieces[len(SPECIALS) :]]
         # <unk> replaces text, so it is shown; <pad>, <s> and </s> have no text.
         self._content = [b"", b"", b"", SPECIALS[UNK].encode(), *self._content, *[b""] * len(vocabulary.languages)]
-        self._displayed: dict[int, str] = {}  # pieces by id: making one takes longer than finding it
+        self._displayed = KnownPieces(self._make_piece)
 
     @classmethod
     def train(
@@ -179,16 +191,14 @@ class Tokenizer:
 
     def piece(self, number: int) -> str:
         """One token for display; bytes that are no complete character are written as \\xe2."""
-        found = self._displayed.get(number)
-        if found is None:
-            found = self._displayed[number] = self._make_piece(number % len(self._content))  # without its word mark
-        return found
+        return self._displayed[number]
 
     def pieces(self, ids: Iterable[int]) -> tuple[str, ...]:
         """Tokens for display."""
-        return tuple(map(self.piece, ids))
+        return tuple(map(self._displayed.__getitem__, ids))
 
     def _make_piece(self, number: int) -> str:
+        number %= len(self._content)  # without its word mark
         if number < len(SPECIALS):
             return SPECIALS[number]
         if number >= len(self.vocabulary.pieces):
@@ -251,7 +261,10 @@ class Tokenizer:
         if self.vocabulary.word_marks:  # the fast function has no offsets
             return [self.encode(text).ids for text in texts]
         read = [normalisations.apply(text, self.normalisation) for text in texts] if self.normalisation else list(texts)
-        results = run_library(self._backend.encode_batch_fast, read, add_special_tokens=False)
+        if len(read) == 1:  # without the threads of the library, whose start takes longer than one text
+            results = [run_library(self._backend.encode, read[0], add_special_tokens=False)]
+        else:
+            results = run_library(self._backend.encode_batch_fast, read, add_special_tokens=False)
         return [self._own_ids(result.ids) for result in results]
 
     def segmentations(self, text: str, most: int = 1000) -> list[list[int]]:
@@ -371,6 +384,9 @@ class Tokenizer:
         return text.replace("\0", "")  # it marks pieces that no text contains
 
     def _join_words(self, ids: Iterable[int], oov_words: Mapping[int, str]) -> str:
+        ids = list(ids)
+        if not oov_words and self._spaces.isdisjoint(ids):  # most texts
+            return "".join(map(self._spaced_words.__getitem__, ids))[1:]
         parts: list[str] = []
         after_word, words = False, self._words
         for number in ids:
@@ -384,6 +400,16 @@ class Tokenizer:
     def _words(self) -> list[str]:
         """The text of every id of `kind: words`."""
         return [content.decode() for content in self._content]
+
+    @cached_property
+    def _spaced_words(self) -> list[str]:
+        """The same with a space before every word."""
+        return [f" {word}" if word else "" for word in self._words]
+
+    @cached_property
+    def _spaces(self) -> frozenset[int]:
+        """The ids of `kind: words` that are white space."""
+        return frozenset(number for number, word in enumerate(self._words) if word.isspace())
 
     def encode_with_dropout(self, text: str, rate: float, rng: random.Random, *, parts: bool = False) -> list[int]:
         """BPE dropout: skips each merge with probability `rate` (Provilkov et al. 2020).
