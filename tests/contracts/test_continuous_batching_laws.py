@@ -91,7 +91,7 @@ OPENED = [
 def test_sources_enter_and_leave_an_open_search_between_steps(case, strategy, replayed):
     """One or two at a time, beside others at other tokens; one is cancelled. Each finds what it finds alone.
 
-    Captured steps are launched before their results are asked for, every second time, and half of the sources enter
+    Captured steps are launched before their results are asked for, once or twice, and half of the sources enter
     meanwhile.
     """
     model, graphs = make(case), None if OPENED.index(case) % 2 else replayed
@@ -109,6 +109,9 @@ def test_sources_enter_and_leave_an_open_search_between_steps(case, strategy, re
         add(1)
         if step % 2:
             assert opened.launch() == (graphs is not None and opened.active > 0)
+            add(1)
+            if step % 4 == 3 and opened.launches < 2:
+                opened.launch()
             add(1)
             if cancelled not in waiting:
                 opened.cancel([cancelled])

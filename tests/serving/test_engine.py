@@ -174,7 +174,7 @@ def test_a_task_that_comes_while_a_device_computes_enters_before_the_next_steps(
         return len(entered) < 2 and time.monotonic() < until
 
     def recorded(search: OpenSearch, *arguments: Any) -> bool:
-        entered.append(search._launched is not None)
+        entered.append(search.launches > 0)
         return add(search, *arguments)
 
     def launching(search: OpenSearch) -> bool:

@@ -7,6 +7,7 @@ sources already there. Each finds what it finds in a batch of its own.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +33,7 @@ GROUPS_PER_SEARCH = 4
 MAX_LENGTH_RATIO = 2  # a search takes no sources shorter than 1/2 of its longest: they would compute padding
 SHORT_SOURCE = 32  # length up to which that does not matter
 SYNC_INTERVAL = 4  # replayed steps between two checks: a finished slot is idle until then
+LAUNCHED_STEPS = 4  # of an open search, which launches the next ones while a device computes these
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,14 @@ def _input(stepper: Stepper, request: SearchRequest, shape: InputShape, device: 
     return padded_input(given, shape).to(device)
 
 
+@dataclass(frozen=True)
+class LaunchedSteps:
+    """Steps of an open search that a device computes."""
+
+    copies: HostCopies  # the scores after these steps, as in `BeamState.totals`, and the finished hypotheses
+    entered: list[int]  # sources that entered later
+
+
 TRIM_COLUMNS = 32  # columns of histories that no source needs any more, and that are removed at once
 
 
@@ -170,14 +180,12 @@ class OpenSearch(SearchLoop):
         graphs = None if strategy.coverage_penalty else graphs
         options: dict[str, Any] = {"prefixed": shape.prefix_columns > 0, "capturable": graphs is not None}
         stepper = Stepper(model, strategy, processors, max_length=shape.max_length, nbest=nbest, **options)
-        super().__init__(stepper, graphs, nbest, sync_interval=SYNC_INTERVAL)
+        super().__init__(stepper, graphs, nbest, sync_interval=LAUNCHED_STEPS)
         self.shape, self.aligned = shape, False
         self.refills = True  # False: sources enter only when no other is left
         self.device = next(model.parameters()).device
         self._beams: BeamState | None = None
-        self._launched: HostCopies | None = None  # B N: the scores after the launched steps, as in `BeamState.totals`
-        self._entered: list[int] = []  # sources that entered after these steps were launched
-        self._collected: list[tuple[Tensor, HostCopies]] = []  # numbers of sources that have left, their hypotheses
+        self._launched: deque[LaunchedSteps] = deque()
         self._host_copy: BeamState | None = None  # of the hypotheses, while they do not change
         self._first_capacity = stepper.capacity
 
@@ -210,7 +218,8 @@ class OpenSearch(SearchLoop):
             self.sources, self.length = group.sources, 1
             return True
         self.waiting.append(group)
-        self._entered += numbers
+        for steps in self._launched:
+            steps.entered.extend(numbers)
         beams = self._with_room(self._open(group) if self._beams is None else self._beams, len(numbers))
         self._beams, _ = self._admit(beams, self.sources != FREE)
         if self.rejected:
@@ -246,56 +255,61 @@ class OpenSearch(SearchLoop):
 
     @torch.inference_mode()
     def launch(self) -> bool:
-        """Begins the steps of the next `advance` where they are captured, and does not wait for them; False: nowhere.
+        """Begins the steps of the next `advance` that has none, where they are captured; False: nowhere.
 
-        Sources that are added until then enter after these steps.
+        It does not wait for them. Sources that are added until then enter after these steps.
         """
         if self.graph is None or self._beams is None or not self.active:
             return False
         self._beams = self._step(self._beams)
-        self._launched, self._entered = HostCopies([self._beams.totals]), []
+        hypotheses = [values[:, : self.nbest] for values in vars(self._beams.finished).values()]
+        self._launched.append(LaunchedSteps(HostCopies([self._beams.totals, *hypotheses]), []))
         return True
 
     @property
+    def launches(self) -> int:
+        """How often `launch` was called without an `advance` for it."""
+        return len(self._launched)
+
+    @property
     def computing(self) -> bool:
-        """Whether the device still computes launched steps."""
-        return self._launched is not None and not self._launched.complete
+        """Whether the device still computes the steps of the next `advance`."""
+        return bool(self._launched) and not self._launched[0].copies.complete
 
     @torch.inference_mode()
     def advance(self) -> list[int]:
         """One step of all sources; those that are finished leave the search. `take_results` has their hypotheses."""
-        launched, self._launched, self._host_copy = self._launched, None, None
+        launched, self._host_copy = self._launched.popleft() if self._launched else None, None
         if self._beams is None or not self.active:
             return []
-        beams, sources = self._beams, self.sources.numpy()  # operations of torch would give other threads their turn
         if launched is not None:
-            (totals,) = launched.wait()
-            active = (totals.numpy() > -np.inf).any(1) | np.isin(sources, self._entered)
-        else:
-            beams = self._step(beams) if beams.active.any() else beams
-            active = beams.active.cpu().numpy()
-        ended = np.flatnonzero(~active & (sources != FREE))
-        numbers: list[int] = sources[ended].tolist()
+            return self._leave_after(launched)
+        beams = self._step(self._beams) if self._beams.active.any() else self._beams
+        active = beams.active.cpu()
+        ended = (~active & (self.sources != FREE)).nonzero().flatten()
+        numbers: list[int] = self.sources[ended].tolist()
         if numbers:
-            self._collect(beams, torch.from_numpy(ended))
-            sources[ended] = FREE
+            self._collect(beams, ended)
+            self.sources[ended] = FREE
         self._leave(beams, active)
         return numbers
 
-    def _collect(self, beams: BeamState, slots: Tensor) -> None:
-        super()._collect(beams, slots)
-        self._collected += [(numbers, HostCopies(vars(finished).values())) for numbers, finished in self.results]
-        self.results = []
+    def _leave_after(self, steps: LaunchedSteps) -> list[int]:
+        """The sources that have ended in launched steps leave. Their hypotheses are on the host already."""
+        totals, *hypotheses = steps.copies.wait()
+        sources = self.sources.numpy()  # an operation of torch would give other threads their turn
+        active = (totals.numpy() > -np.inf).any(1) | np.isin(sources, steps.entered)
+        ended = np.flatnonzero(~active & (sources != FREE))
+        numbers: list[int] = sources[ended].tolist()
+        if numbers:
+            rows = torch.from_numpy(ended)
+            self.results.append((torch.tensor(numbers), FinishedHypotheses(*(values[rows] for values in hypotheses))))
+            sources[ended] = FREE
+        return numbers
 
-    def take_results(self) -> dict[int, list[Hypothesis]]:
-        """The hypotheses of the sources that have left. It does not wait for steps that were launched since then."""
-        collected, self._collected = self._collected, []
-        self.results = [(numbers, FinishedHypotheses(*copies.wait())) for numbers, copies in collected]
-        return super().take_results()
-
-    def _leave(self, beams: BeamState, active: np.ndarray) -> None:
+    def _leave(self, beams: BeamState, active: Tensor) -> None:
         if active.any():
-            self._beams = self._compacted(beams, torch.from_numpy(active))
+            self._beams = self._compacted(beams, active)
         elif not self.stepper.capturable:  # the next sources begin with small caches
             self._beams, self.stepper.capacity, self.sources = None, self._first_capacity, torch.tensor([])
 
@@ -308,7 +322,8 @@ class OpenSearch(SearchLoop):
         self._host_copy = None
         self._beams.totals.index_fill_(0, slots.to(self.device), -torch.inf)
         self.sources[slots] = FREE
-        self._leave(self._beams, self._beams.active.cpu().numpy())
+        if not self.stepper.capturable:
+            self._leave(self._beams, self._beams.active.cpu())
 
     def certain(self, number: int) -> list[tuple[int, float]]:
         """The tokens, with scores, that the output of a source begins with whatever follows."""

@@ -362,7 +362,7 @@ class HostCopies:
 
     def __init__(self, values: Iterable[Tensor]) -> None:
         given = list(values)
-        self._copies = [one.to("cpu", non_blocking=True) for one in given]  # into pinned memory
+        self._copies = [one.to("cpu", non_blocking=True, copy=True) for one in given]  # into pinned memory
         self._event = torch.cuda.Event() if any(one.is_cuda for one in given) else None
         if self._event is not None:
             self._event.record()

@@ -23,7 +23,7 @@ import torch
 from transduce.attention.positions import max_positions
 from transduce.decoding.continuous_batching import (
     GROUPS_PER_SEARCH,
-    SYNC_INTERVAL,
+    LAUNCHED_STEPS,
     OpenSearch,
     SearchRequest,
     SearchShape,
@@ -46,6 +46,7 @@ FIRST_COLUMNS = 32  # of sources; longer ones share a search with those of up to
 FIRST_PREFIX = 8
 IDLE_SEARCHES = 8  # searches without sources that are kept
 MIN_FINISHED_SHARE = 1 / 4  # of the sources that have ended: outputs made during a step even if it is over sooner
+IN_FLIGHT = 2  # launches of a search: a device computes one while the host takes the results of the one before
 ENCODED_TOGETHER = 8  # texts from which on the tokenizer is faster with its threads
 REPORTED_TOGETHER = 64  # outputs of which the event loop is told at once: each time it takes the interpreter
 DEADLINE_SECONDS = 0.005  # between two looks at the deadlines of all tasks
@@ -449,8 +450,12 @@ class Engine:
         launched = list[OpenSearch]()
         for key, search in list(running.items()):
             try:
-                if isinstance(search, OpenSearch) and search.launch():
-                    launched.append(search)
+                if isinstance(search, OpenSearch):
+                    most = 1 if self._streams else IN_FLIGHT
+                    while search.launches < most and search.launch():
+                        pass
+                    if search.launches:
+                        launched.append(search)
             except Exception as error:
                 self._fail(key, error)
                 del running[key]
@@ -489,7 +494,7 @@ class Engine:
                 self._admit()
             else:
                 time.sleep(0)  # gives other threads the interpreter; a timed wait would end a tenth of a step too late
-        self._held = self._held + SYNC_INTERVAL if self._entering else 0
+        self._held = self._held + LAUNCHED_STEPS if self._entering else 0
         self._show()
 
     def _report_tokens(self, search: Search, streamed: dict[int, QueuedRow]) -> None:
