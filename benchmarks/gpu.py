@@ -28,6 +28,17 @@ FOLDER = Path("runs/gpu")
 SAVING_SECONDS = 40.0  # for trainings to write their checkpoints after SIGTERM
 CLAIM = ("transduce", "claims", "complexity", "--device", "cuda", "--out", "runs/gpu/claims")
 
+# Schedules that were chosen on development data for the least time: see docs/autoconfig.md.
+SHAKESPEARE = ("training.steps=3000", "training.validate_every=750", "training.checkpoint_every=250")
+MULTI30K = (
+    "training.steps=5200",
+    "training.schedule={kind: cosine, warmup: 433}",
+    "training.patience=null",
+    "training.average_checkpoints=3",
+    "training.checkpoint_every=1040",
+    "training.validate_every=5200",
+)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -47,9 +58,9 @@ JOBS = (
     Job("engine", ("benchmarks.serve", "--engine"), "alone"),
     Job("sharding", ("benchmarks.sharding",), "alone"),
     Job("complexity", CLAIM, "alone"),
-    Job("speedrun-shakespeare", ("benchmarks.speedrun", "shakespeare", "--data", "{data}"), "alone"),
-    Job("speedrun-multi30k", ("benchmarks.speedrun", "multi30k", "--data", "{data}"), "alone"),
-    Job("speedrun-cmudict", ("benchmarks.speedrun", "cmudict", "--data", "{data}"), "alone"),
+    Job("speedrun-shakespeare", ("benchmarks.speedrun", "shakespeare", *SHAKESPEARE, "--data", "{data}"), "alone"),
+    Job("speedrun-multi30k", ("benchmarks.speedrun", "multi30k", *MULTI30K, "--data", "{data}"), "alone"),
+    Job("speedrun-cmudict", ("benchmarks.speedrun", "cmudict", "training.minutes=0.7", "--data", "{data}"), "alone"),
     _row("g2p2021-medium-ensemble", "g2p2021", 10),
     _row("cmudict-mixed", "cmudict", 5),
     _row("cmudict-distilled", "cmudict", 1),
@@ -88,7 +99,7 @@ class Runner:
         log, began = self.folder / f"{job.name}.log", time.monotonic()
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", *(one.format(data=self.data) for one in job.arguments)],
+                [sys.executable, "-m", *(one.replace("{data}", str(self.data)) for one in job.arguments)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment(job),

@@ -117,6 +117,13 @@ def test_an_overconfident_model_is_calibrated_on_new_lines():
     assert 0 <= confidences[0] <= confidences[-1] <= 1
 
 
+def test_the_confidence_is_the_interpolation_of_numpy():
+    knots, values = (-9.0, -4.5, -4.25, -1.0, -0.125), (0.125, 0.5, 0.5, 0.75, 1.0)
+    fitted = Calibration("ser", knots, values, 5, 0.0, 0.0)
+    for score in (*knots, *np.linspace(-9, 1, 101)):
+        assert fitted.confidence((float(score),)) == pytest.approx(np.interp(score, knots, values), abs=1e-15)
+
+
 def test_an_output_less_probable_than_all_of_the_development_set_is_not_certain():
     scores = [(-one / 100,) for one in range(1, 41)]
     fitted = fit_calibration(SystemOutput(["a"] * 40, token_scores=scores), [["a"]] * 40)

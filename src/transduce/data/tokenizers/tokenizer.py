@@ -348,6 +348,8 @@ class Tokenizer:
         return re.compile(MASK if self.kind in ("chars", "bytes") else f" ?{MASK} ?"), UNK
 
     def encode_sources(self, texts: Sequence[str], *, masked: bool = False, separated: bool = True) -> list[list[int]]:
+        if not masked and not self.languages and not any("\t" in text for text in texts):  # most texts: of one part
+            return [[*self.prefix, *ids, *self.suffix] for ids in self.encode_batch(texts)]
         separator, number = self._separator(masked, separated)
         tags = [self._split_language(text) for text in texts]
         parts = [
