@@ -197,6 +197,30 @@ def test_a_task_that_comes_while_a_device_computes_enters_before_the_next_steps(
     assert [one.text for result in found for one in result.best] == [captured.generate(texts[:1])[0].text] * 6
 
 
+def test_sources_that_cannot_enter_beside_others_hold_nobody_up(
+    captured: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outputs of those that have ended are made meanwhile, and the others enter when the search is empty."""
+    service, refused, add = serve(captured, max_batch=4), list[int](), OpenSearch.add
+
+    def refusing(search: OpenSearch, numbers: Any, request: Any) -> bool:
+        if not search.active:
+            search.refills = True
+            return add(search, numbers, request)
+        refused.extend(numbers)
+        search.refills = False
+        return False
+
+    async def all_of_them() -> list[GenerationResult]:
+        waiting = [service.generate(GenerationRequest((text,))) for text in TEXTS]
+        return await asyncio.wait_for(asyncio.gather(*waiting), 60)
+
+    monkeypatch.setattr(OpenSearch, "add", refusing)
+    found = asyncio.run(all_of_them())
+    assert refused
+    assert [one.best[0].text for one in found] == [one.text for one in captured.generate(TEXTS)]
+
+
 @pytest.mark.parametrize("failing", ["launch", "advance", "take_results"])
 def test_a_captured_search_that_fails_is_dropped(
     captured: Model, serve: Serve, monkeypatch: pytest.MonkeyPatch, failing: str

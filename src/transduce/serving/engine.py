@@ -323,12 +323,13 @@ class Engine:
             self._held = self._held + 1 if self._entering else 0
             self._show()
 
-    def _admit(self) -> None:
-        """The first rows of the queue enter their searches."""
+    def _admit(self) -> bool:
+        """The first rows of the queue enter their searches; False: none can enter beside the present ones."""
         self._held = 0
         groups: dict[SearchKey, list[QueuedRow]] = {}
         free: dict[SearchKey, int] = {}
-        room = self.max_batch - len(self._places)
+        before = len(self._places)
+        room = self.max_batch - before
 
         def accept(place: QueuedRow) -> bool:
             if room and place.key not in free:
@@ -342,6 +343,7 @@ class Engine:
         for key, places in groups.items():
             self._enter(self._searches[key], places)
         self._show()
+        return len(self._places) > before
 
     def _show(self) -> None:
         """The gauges, where they have changed: each costs a lock, and a write to shared memory beside other workers."""
@@ -478,10 +480,10 @@ class Engine:
 
         Clients answer outputs with new tasks. Those that come during these steps enter right after them.
         """
-        most_left = len(self._found) * (1 - MIN_FINISHED_SHARE)
+        most_left, entering = len(self._found) * (1 - MIN_FINISHED_SHARE), True
         while any(search.computing for search in self._launched) or len(self._found) > most_left:
-            if self._entering * GROUPS_PER_SEARCH >= self.max_batch:
-                self._admit()
+            if entering and self._entering * GROUPS_PER_SEARCH >= self.max_batch:
+                entering = self._admit()
             elif self._new:
                 self._begin_next()
             elif self._inbox:
@@ -490,8 +492,8 @@ class Engine:
                 self._finish(*self._found.popleft())
                 if not self._found or len(self._found) % REPORTED_TOGETHER == 0:
                     self._report()
-            elif self._ripe():
-                self._admit()
+            elif entering and self._ripe():
+                entering = self._admit()
             else:
                 time.sleep(0)  # gives other threads the interpreter; a timed wait would end a tenth of a step too late
         self._held = self._held + LAUNCHED_STEPS if self._entering else 0
