@@ -75,7 +75,7 @@ def test_captured_steps_are_keyed_by_suppressed_tokens(
         found = search(quick, batch, strategy, **options, graphs=graphs)
         assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in wanted]
     (recording,) = graphs.captured.values()
-    assert list(recording.steps) == [(0, 1, EOS), (0, 1)]  # before the least length, and after
+    assert list(recording.steps) == [((0, 1, EOS), 1), ((0, 1), 1)]  # one step each, before the least length and after
     assert all(len(row[0].ids) >= 5 for row in found)
     assert calls["top_k_tokens"] > graphs.replayed > 0
 

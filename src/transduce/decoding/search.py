@@ -57,7 +57,7 @@ from transduce.kernels.beam_update import (
     compaction_threshold,
     histories_grow,
 )
-from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, storages, tensors_of
+from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, pins_copies, storages, tensors_of
 from transduce.kernels.native.inference import MAX_K
 from transduce.model import NEVER, CTCModel, EncoderOnly, Transducer
 
@@ -462,7 +462,7 @@ class SearchLoop:
         slots = slots[self.sources[slots] != FREE]
         if len(slots):
             device = beams.totals.device
-            index = copied_to(device, slots, pinned=device.type == "cuda")
+            index = copied_to(device, slots, pinned=pins_copies(device))
             finished = beams.finished.select_sources(index, self.nbest)
             self.results.append((self.sources[slots], finished))
 
@@ -473,7 +473,7 @@ class SearchLoop:
         self._collect(beams, slots)
         # With fixed shapes a small group is padded with its first source, which is written to one slot only.
         rows = torch.cat((slots, slots[:1].expand(given.batch.size - len(slots))))
-        index = copied_to(device, rows, pinned=device.type == "cuda")
+        index = copied_to(device, rows, pinned=pins_copies(device))
         try:
             beams = self._insert(beams, given, index)
         except StateMismatchError:  # e.g. a user's decoder whose state grows

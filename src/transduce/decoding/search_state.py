@@ -14,6 +14,7 @@ from transduce.contracts import Strategy
 from transduce.errors import InputError
 from transduce.flow import BOS, PAD, Batch, LexicalConstraints, Padded, State, Step, copied_to
 from transduce.kernels.beam_update import BeamState, FinishedHypotheses
+from transduce.kernels.cuda_graph import pins_copies
 from transduce.model import Transducer
 
 
@@ -31,7 +32,7 @@ class SearchInput:
 
     def to(self, device: torch.device) -> SearchInput:
         """On a device; the host does not wait for what a GPU has to do before."""
-        pinned = device.type == "cuda"
+        pinned = pins_copies(device)
         copy = partial(copied_to, device, pinned=pinned)
         return replace(
             self,

@@ -376,3 +376,8 @@ class HostCopies:
         if not self.complete:
             self._event.synchronize()  # type: ignore[union-attr]
         return self._copies
+
+
+def pins_copies(device: torch.device) -> bool:
+    """Whether copies from the host to this device are made from page-locked memory, so that the host does not wait."""
+    return device.type == "cuda"
