@@ -23,7 +23,8 @@ from transduce.decoding.search import FREE, SearchLoop, SourceGroup, Stepper, co
 from transduce.decoding.search_state import COLUMN_MULTIPLE, InputShape, SearchInput, padded_input
 from transduce.flow import Batch, Hypothesis, LexicalConstraints, Padded
 from transduce.kernels.beam_update import BeamState, FinishedHypotheses
-from transduce.kernels.cuda_graph import HostCopies, SearchGraphs
+from transduce.kernels.cuda_graph import SearchGraphs
+from transduce.kernels.host_copies import HostCopies
 from transduce.model import Transducer
 
 # A group is 1/4 of the slots: smaller groups encode sources in small batches, larger ones leave slots free for longer.

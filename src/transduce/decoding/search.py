@@ -57,7 +57,8 @@ from transduce.kernels.beam_update import (
     compaction_threshold,
     histories_grow,
 )
-from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, pins_copies, storages, tensors_of
+from transduce.kernels.cuda_graph import SearchGraph, SearchGraphs, storages, tensors_of
+from transduce.kernels.host_copies import pins_copies
 from transduce.kernels.native.inference import MAX_K
 from transduce.model import NEVER, CTCModel, EncoderOnly, Transducer
 

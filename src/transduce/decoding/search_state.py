@@ -14,7 +14,7 @@ from transduce.contracts import Strategy
 from transduce.errors import InputError
 from transduce.flow import BOS, PAD, Batch, LexicalConstraints, Padded, State, Step, copied_to
 from transduce.kernels.beam_update import BeamState, FinishedHypotheses
-from transduce.kernels.cuda_graph import pins_copies
+from transduce.kernels.host_copies import pins_copies
 from transduce.model import Transducer
 
 

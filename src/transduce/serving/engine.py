@@ -28,15 +28,12 @@ from transduce.decoding.continuous_batching import (
     SearchRequest,
     SearchShape,
 )
-from transduce.decoding.strategies import BestPath
 from transduce.flow import BOS, Batch, Hypothesis, Padded
 from transduce.inference.generation import Searcher, num_hypotheses, sample_seeds
 from transduce.inference.model import Model
 from transduce.inference.native_search import NativeSearch
-from transduce.inference.terminology import PhraseIds
 from transduce.kernels.cuda_graph import SearchGraphs
 from transduce.modalities.source_encoding import EncodedSource
-from transduce.model import CTCModel
 from transduce.recipe import GenerationRecipe
 from transduce.serving.metrics import Metrics
 from transduce.serving.service import DeadlineExceeded, Draining, Overloaded
@@ -94,7 +91,7 @@ class Engine:
         self._max_lengths: dict[tuple[int, float, int], int] = {}  # by length of the source, ratio and limit
         self._numbers, self._load, self._rate, self._measured = 0, 0, 0.0, (time.monotonic(), 0)
         self._shown = (0, 0)
-        self._look_at_tasks = 0.0  # when tasks are looked at again: some may be cancelled, or past their deadlines
+        self._next_look = 0.0  # when tasks are looked at again: some may be cancelled, or past their deadlines
         self._streams = 0  # tasks whose tokens are reported
         self._finished, self._held, self._stopping, self._ended = 0, 0, False, False
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
@@ -145,7 +142,7 @@ class Engine:
         """Stops the work for a task before the next step."""
         with self._wake:
             task.cancelled = True
-            self._look_at_tasks = 0.0
+            self._next_look = 0.0
             self._notify()
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -193,13 +190,13 @@ class Engine:
 
     def _run(self) -> None:
         while self._wait():
-            beside = self._launched and self._places  # sources enter while a device computes the steps of others
-            if not beside:
+            overlapped = self._launched and self._places  # sources enter while a device computes the steps of others
+            if not overlapped:
                 self._take_inbox()
                 while self._new:
                     self._begin_next()
             self._close_ended()
-            if not beside:
+            if not overlapped:
                 self._fill()
             self._report()
             self._step()
@@ -294,9 +291,9 @@ class Engine:
 
     def _close_ended(self) -> None:
         now = time.monotonic()
-        if now < self._look_at_tasks:
+        if now < self._next_look:
             return
-        self._look_at_tasks = now + DEADLINE_SECONDS
+        self._next_look = now + DEADLINE_SECONDS
         for task in [one for one in self._tasks if one.cancelled or (one.deadline or now) < now]:
             self._close(task, error=task.problem(now))
         since, finished = self._measured
@@ -423,7 +420,7 @@ class Engine:
         self._launched = self._launch(running)
         self._take_hypotheses()
         if self._launched:
-            self._work_beside()
+            self._overlap()
         streamed = dict[int, QueuedRow]()
         if self._streams:
             streamed = {number: place for number, place in self._places.items() if place.task.on_tokens is not None}
@@ -475,7 +472,7 @@ class Engine:
                 continue
             self._found.extend((place, found[number]) for number, place in places.items())
 
-    def _work_beside(self) -> None:
+    def _overlap(self) -> None:
         """Begins new tasks, makes outputs and fills slots while a device computes: between two steps it would wait.
 
         Clients answer outputs with new tasks. Those that come during these steps enter right after them.
@@ -540,74 +537,3 @@ def search_key(settings: GenerationRecipe) -> tuple[str, GenerationRecipe]:
         changes["max_length"] = power_of_two(settings.max_length, 32)
     common = settings.model_copy(update=changes)
     return common.model_dump_json(), common
-
-
-class EngineSearcher(Searcher):
-    """A searcher whose sources are searched by an engine, beside those of other requests. Waits for the results.
-
-    `Model.generate` with it does everything around a search: protected spans, recordings in windows, documents.
-    """
-
-    def __init__(self, engine: Engine, submit: Callable[[Task], None]) -> None:
-        base = engine.searcher
-        super().__init__(base.network, base.source_encoding, base.max_target_length, base.graphs)
-        self.engine, self.base, self._submit = engine, base, submit
-
-    def search_all(  # type: ignore[override]
-        self,
-        sources: Sequence[EncodedSource],
-        prefixes: list[list[int]] | None,
-        settings: GenerationRecipe,
-        numbers: Sequence[int],
-        *,
-        phrases: Sequence[PhraseIds] | None = None,
-        **options: Any,
-    ) -> list[list[Hypothesis]]:
-        if not steps_alone(self.base, settings) or (phrases is not None and any(phrases)):
-            arguments = (sources, prefixes, settings, numbers)
-            found: list[list[Hypothesis]] = self.engine.call(
-                lambda: self.base.search_all(*arguments, phrases=phrases, **options)
-            )
-            return found
-        return self._wait(self.engine.rows(sources, prefixes, settings, numbers), settings)
-
-    def search_batch(
-        self,
-        settings: GenerationRecipe,
-        batch: Batch,
-        max_lengths: torch.Tensor,
-        prefixes: list[list[int]] | None,
-        numbers: Sequence[int],
-    ) -> list[list[Hypothesis]]:
-        """Rows of a language model, which have no source."""
-        if batch.source is not None or not steps_alone(self.base, settings):
-            found: list[list[Hypothesis]] = self.engine.call(
-                lambda: self.base.search_batch(settings, batch, max_lengths, prefixes, numbers)
-            )
-            return found
-        seeds = sample_seeds(settings, numbers)
-        forced = prefixes if prefixes is not None else [list(settings.forced_prefix)] * len(seeds)
-        rows = zip(forced, max_lengths.tolist(), seeds, strict=True)
-        return self._wait([SearchRow(None, tuple(one), length, seed) for one, length, seed in rows], settings)
-
-    def _wait(self, rows: list[SearchRow], settings: GenerationRecipe) -> list[list[Hypothesis]]:
-        outcome, ended = list[Any](), threading.Event()
-
-        def done(value: Any, error: BaseException | None) -> None:
-            outcome[:] = value, error
-            ended.set()
-
-        longest = max((row.max_length for row in rows), default=1)
-        settings = settings.model_copy(update={"max_length": max(longest, settings.max_length)})
-        self._submit(Task(lambda: (rows, settings), lambda found: found, done))
-        ended.wait()
-        if outcome[1] is not None:
-            raise outcome[1]
-        return list(outcome[0])
-
-
-def steps_alone(searcher: Searcher, settings: GenerationRecipe) -> bool:
-    """Whether a search is nothing but steps over rows, which an open search can do."""
-    strategy, _ = searcher.options(settings)
-    best_path = isinstance(searcher.network, CTCModel) and isinstance(strategy, BestPath)
-    return not settings.detected_first and not best_path

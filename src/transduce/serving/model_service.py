@@ -20,7 +20,8 @@ from transduce.inference.model import Model
 from transduce.inference.prediction import Prediction
 from transduce.inference.protected_spans import KINDS
 from transduce.recipe import GenerationRecipe
-from transduce.serving.engine import Engine, EngineSearcher, steps_alone
+from transduce.serving.engine import Engine
+from transduce.serving.engine_searcher import EngineSearcher, steps_alone
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import (
     ModelSpec,
